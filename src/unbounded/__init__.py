@@ -1,0 +1,33 @@
+"""Neural networks whose depth is inferred from the data and has no upper limit.
+
+An implementation of "Variational Inference for Infinitely Deep Neural Networks" (Nazaret and
+Blei, ICML 2022), and more.
+"""
+
+from unbounded.depth import DepthFamily as DepthFamily
+from unbounded.depth import FiniteDepth as FiniteDepth
+from unbounded.depth import FixedDepth as FixedDepth
+from unbounded.depth import TruncatedPoisson as TruncatedPoisson
+from unbounded.elbo import ElboTerms as ElboTerms
+from unbounded.files import FileError as FileError
+from unbounded.files import load as load
+from unbounded.files import save as save
+from unbounded.layers import CustomLayers as CustomLayers
+from unbounded.layers import Dense as Dense
+from unbounded.layers import Layers as Layers
+from unbounded.layers import ResidualDense as ResidualDense
+from unbounded.likelihoods import Bernoulli as Bernoulli
+from unbounded.likelihoods import Categorical as Categorical
+from unbounded.likelihoods import Gaussian as Gaussian
+from unbounded.likelihoods import Likelihood as Likelihood
+from unbounded.model import UDN as UDN
+from unbounded.predictive import predict as predict
+from unbounded.priors import GaussianWeights as GaussianWeights
+from unbounded.priors import GeometricDepth as GeometricDepth
+from unbounded.priors import PoissonDepth as PoissonDepth
+from unbounded.priors import UniformDepth as UniformDepth
+from unbounded.training import fit as fit
+from unbounded.training import make_optimizer as make_optimizer
+from unbounded.training import step as step
+
+__version__ = "0.1.0"

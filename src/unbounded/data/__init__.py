@@ -1,0 +1,3 @@
+"""Data sets, made or read."""
+
+from unbounded.data.spirals import spiral as spiral

@@ -1,0 +1,242 @@
+"""Models as files: one safetensors file, its configuration as JSON in the header, no pickle."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unbounded import growth
+from unbounded.depth import DepthFamily, FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.layers import Dense, Layers, ResidualDense
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from unbounded.priors import (
+    DepthPrior,
+    GaussianWeights,
+    GeometricDepth,
+    PoissonDepth,
+    UniformDepth,
+    WeightPrior,
+)
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+FORMAT = "unbounded-model-1"
+
+# The only names that a file can ask for. A file never names a module or an import path.
+_KNOWN: dict[str, dict[str, Any]] = {
+    "layers": {cls.__name__: cls for cls in (Dense, ResidualDense)},
+    "likelihood": {cls.__name__: cls for cls in (Categorical, Bernoulli, Gaussian)},
+    "depth": {cls.__name__: cls for cls in (TruncatedPoisson, FixedDepth, FiniteDepth)},
+    "depth_prior": {cls.__name__: cls for cls in (PoissonDepth, GeometricDepth, UniformDepth)},
+    "weight_prior": {cls.__name__: cls for cls in (GaussianWeights,)},
+}
+
+
+class FileError(ValueError):
+    """A file that is not what it should be; nothing of it was executed."""
+
+
+def save(model: "UDN", path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
+    """Write the model to one safetensors file, atomically.
+
+    Args:
+        model: any model; parts of your own are named in the file and passed to `load` again.
+        path: the file; replaced if it is there.
+        extra: plain data (JSON) to travel along; `read_header` gives it back.
+    """
+    header = {
+        "format": FORMAT,
+        "num_layers": model.network.num_layers,
+        "dtype": str(model.anchor.dtype).removeprefix("torch."),
+        "cumulative_heads": model.cumulative_heads,
+        "seed": model.seed,
+        "extra": extra or {},
+    }
+    for part in _KNOWN:
+        header[part] = _describe(part, getattr(model, part))
+    write_tensors(path, model.state_dict(), {"unbounded": json.dumps(header)})
+
+
+def load(
+    path: str | Path,
+    *,
+    layers: Layers | None = None,
+    likelihood: Likelihood | None = None,
+    depth: DepthFamily | None = None,
+    depth_prior: DepthPrior | None = None,
+    weight_prior: WeightPrior | None = None,
+    device: str | torch.device = "cpu",
+) -> "UDN":
+    """Read a model that `save` wrote. Built-in parts rebuild themselves, pass in your own.
+
+    No pickle is read and no code is run that the file could choose.
+
+    Raises:
+        FileError: if the file is truncated, foreign, or asks for what it does not hold.
+    """
+    from unbounded.model import UDN
+
+    tensors, metadata = read_tensors(path)
+    header = _header(path, metadata)
+    given = {
+        "layers": layers,
+        "likelihood": likelihood,
+        "depth": depth,
+        "depth_prior": depth_prior,
+        "weight_prior": weight_prior,
+    }
+    num_layers = header.get("num_layers")
+    if not isinstance(num_layers, int) or not 1 <= num_layers <= len(tensors):
+        raise FileError(f"{path} claims {num_layers!r} layers and holds {len(tensors)} tensors")
+    dtype = _DTYPES.get(header.get("dtype"))  # type: ignore[arg-type]
+    if dtype is None:
+        raise FileError(f"{path} has the unknown dtype {header.get('dtype')!r}")
+    _check_sizes(path, header, tensors)
+    try:
+        parts = {name: _rebuild(path, header, name, value) for name, value in given.items()}
+        model = UDN(
+            **parts,
+            cumulative_heads=bool(header["cumulative_heads"]),
+            seed=int(header["seed"]),
+        )
+        model.to(dtype)
+        growth.resize(model, num_layers)
+        model.load_state_dict(tensors)
+    except FileError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise FileError(
+            f"{path} does not describe a model this version can build: {error}"
+        ) from None
+    return model.to(device).eval()
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """The configuration in a model file's header, without reading the weights."""
+    from safetensors import SafetensorError, safe_open
+
+    _check_file(path)
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(f"{path} is not a complete safetensors file: {error}") from None
+    return _header(path, metadata)
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write to a temporary file beside `path`, then put it in place in one move."""
+    from safetensors.torch import save as to_bytes
+
+    path = Path(path)
+    # clone: safetensors refuses tensors that share memory, as views of one buffer do.
+    plain = {k: v.detach().to("cpu").contiguous().clone() for k, v in tensors.items()}
+    data = to_bytes(plain, metadata)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder")
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and the metadata of a safetensors file, or a FileError."""
+    from safetensors import SafetensorError, safe_open
+
+    _check_file(path)
+    try:
+        with safe_open(str(path), "pt") as file:
+            # clone: the tensors outlive the mapping of the file into memory.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FileError(f"{path} is not a complete safetensors file: {error}") from None
+
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+def _describe(part: str, value: Any) -> dict[str, Any]:
+    """The name and arguments of a built-in part; only the name of a user's own."""
+    name = type(value).__name__
+    if _KNOWN[part].get(name) is type(value):
+        try:
+            return {"kind": name, "config": value.config()}
+        except NotImplementedError:
+            pass  # a built-in part that was given a callable
+    return {"kind": name, "config": None}
+
+
+def _rebuild(path: str | Path, header: dict[str, Any], part: str, given: Any) -> Any:
+    if given is not None:
+        return given
+    described = header[part]
+    kind, config = described["kind"], described["config"]
+    cls = _KNOWN[part].get(kind)
+    if cls is None or config is None:
+        raise FileError(
+            f"{path} was saved with a {part} of the user's own ({kind}): "
+            f"pass it as load(path, {part}=…)"
+        )
+    build = getattr(cls, "from_config", cls)
+    return build(**config)
+
+
+def _header(path: str | Path, metadata: dict[str, str]) -> dict[str, Any]:
+    if "unbounded" not in metadata:
+        raise FileError(f"{path} is a safetensors file, but not one of this library")
+    try:
+        header = json.loads(metadata["unbounded"])
+    except (ValueError, RecursionError):
+        raise FileError(f"{path} has a damaged header: it is not JSON") from None
+    if not isinstance(header, dict) or not isinstance(header.get("format"), str):
+        raise FileError(f"{path} has a damaged header: no format is named")
+    if header["format"] != FORMAT:
+        raise FileError(
+            f"{path} has the format {header['format']!r}, this version reads {FORMAT!r}"
+        )
+    return header
+
+
+def _check_file(path: str | Path) -> None:
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, a model file was expected")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+
+
+def _check_sizes(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Sizes in the header must be ones that the tensors have: no file can order up memory."""
+    largest = max((max(t.shape, default=1) for t in tensors.values()), default=1)
+    for part in _KNOWN:
+        config = (header.get(part) or {}).get("config") or {}
+        for key, value in config.items() if isinstance(config, dict) else ():
+            if isinstance(value, int) and value > max(largest, len(tensors)) and key != "limit":
+                raise FileError(f"{path} claims {part}.{key} = {value}, its tensors are smaller")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,61 @@
+"""A fitted model as a plain finite module, for export and for use elsewhere."""
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from unbounded.likelihoods import Likelihood
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+
+class Frozen(nn.Module):
+    """The layers and heads with mass and q(ℓ) as constants: nothing left that could grow.
+
+    `forward(x)` gives Ω_ℓ(x) `(depth, batch, *event)` and q(ℓ) `(depth,)`, both tensors and with
+    static control flow, so that `torch.export`, `torch.compile` and friends take it whole.
+    """
+
+    def __init__(
+        self,
+        hidden: list[nn.Module],
+        heads: list[nn.Module],
+        depth_probs: Tensor,
+        first_depth: int,
+        likelihood: Likelihood,
+    ):
+        super().__init__()
+        self.hidden = nn.ModuleList(hidden)
+        self.heads = nn.ModuleList(heads)
+        self.first_depth = first_depth
+        self.likelihood = likelihood
+        self.depth_probs: Tensor
+        self.register_buffer("depth_probs", depth_probs)
+
+    @classmethod
+    def of(cls, model: "UDN") -> "Frozen":
+        """A frozen copy: later training of `model` does not reach it."""
+        first, last = model.support()
+        active = model.network.active(last, first)
+        shared = copy.deepcopy(active.heads)
+        heads = shared * (last - first + 1) if model.network.shares_head else shared
+        frozen = cls(
+            copy.deepcopy(active.hidden),
+            heads,
+            model.depth_log_probs().detach().exp().clone(),
+            first,
+            copy.deepcopy(model.likelihood),
+        )
+        return frozen.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Ω_ℓ(x), `(depth, batch, *event)`, and q(ℓ), `(depth,)`."""
+        outputs = []
+        for index, layer in enumerate(self.hidden):
+            x = layer(x)
+            if index + 1 >= self.first_depth:
+                outputs.append(self.heads[index + 1 - self.first_depth](x))
+        return torch.stack(outputs), self.depth_probs

@@ -1,0 +1,228 @@
+"""Birth and death of layers: decide (`plan`, pure), then act (`apply`, the only code that mutates).
+
+Before each evaluation of the ELBO the support of q(ℓ; λ) is computed and missing layers are
+created (the paper's Algorithm 1). The optimiser's groups are extended in place: a new group in
+mid-run would break schedulers that keep one entry a group.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+ROLES = ("hidden", "heads", "depth")
+"""The optimiser's groups: hidden layers, heads (with the likelihood's parameters), depth."""
+
+
+class Plan(NamedTuple):
+    """What has to change so that the network covers the support of q(ℓ; λ)."""
+
+    hidden: range  # depths whose hidden layer is to be born
+    heads: range  # depths whose head is to be born
+    drop_from: int | None = None  # layers from this depth on are to be dropped
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.hidden) or bool(self.heads) or self.drop_from is not None
+
+
+def plan(model: "UDN", *, drop_inactive: bool = False) -> Plan:
+    """What is missing for (and, if asked, what lies beyond) the support; changes nothing."""
+    network = model.network
+    last, first = model.depth.max_depth(), model.depth.first_depth()
+    born = network.num_layers
+    hidden = range(born + 1, last + 1)
+    if network.shares_head:
+        heads = range(1, 2) if not network.heads else range(0)
+    elif str(last) in network.heads and str(first) in network.heads:
+        heads = range(0)
+    else:
+        start = next(d for d in range(first, last + 1) if str(d) not in network.heads)
+        heads = range(start, last + 1)
+    drop = last + 1 if drop_inactive and born > last else None
+    return Plan(hidden, heads, drop)
+
+
+def apply(change: Plan, model: "UDN", optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Carry the plan out on the network and, if given, on the optimiser."""
+    if not change.changes:
+        return
+    network = model.network
+    if change.drop_from is not None:
+        _drop(model, range(change.drop_from, network.num_layers + 1), optimizer)
+    born: dict[str, list[tuple[str, nn.Parameter]]] = {"hidden": [], "heads": []}
+    for role, depths in (("hidden", change.hidden), ("heads", change.heads)):
+        container = network.hidden if role == "hidden" else network.heads
+        for depth in depths:
+            if str(depth) in container:
+                continue
+            module = create(model, role, depth)
+            container[str(depth)] = module
+            prefix = f"network.{role}.{depth}"
+            born[role] += [(f"{prefix}.{name}", p) for name, p in module.named_parameters()]
+    network.forget()
+    if optimizer is not None:
+        for role, named in born.items():
+            extend(optimizer, role, named, model)
+
+
+def grow(
+    model: "UDN",
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    drop_inactive: bool = False,
+) -> Plan:
+    """`plan` and `apply` in one call; returns what was done."""
+    change = plan(model, drop_inactive=drop_inactive)
+    apply(change, model, optimizer)
+    return change
+
+
+def cut(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Drop the layers behind `num_layers`, with their heads and optimiser state."""
+    _drop(model, range(num_layers + 1, model.network.num_layers + 1), optimizer)
+    model.network.forget()
+
+
+def resize(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Have exactly `num_layers` layers, born or dropped as needed, as a saved state had them."""
+    cut(model, num_layers, optimizer)
+    network = model.network
+    first = 1 if network.shares_head else model.depth.first_depth()
+    heads = range(1, 2) if network.shares_head else range(first, num_layers + 1)
+    apply(Plan(range(network.num_layers + 1, num_layers + 1), heads), model, optimizer)
+
+
+def create(model: "UDN", role: str, depth: int) -> nn.Module:
+    """A new hidden layer or head. Its first weights depend on the model's seed and ℓ alone."""
+    layers = model.layers
+    generator = torch.default_generator
+    before = generator.get_state()
+    try:
+        generator.manual_seed(birth_seed(model.seed, role, depth))
+        with torch.device("cpu"):
+            module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
+    finally:
+        generator.set_state(before)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"the layers must give an nn.Module as {role} of depth {depth}, "
+            f"got {type(module).__name__}"
+        )
+    if any(isinstance(p, UninitializedParameter) for p in module.parameters()):
+        raise ValueError(
+            f"the {role} of depth {depth} is a lazy module: give its sizes, "
+            "so that its first weights depend on the seed and the depth alone"
+        )
+    module.train(model.training)
+    like = _reference(model)
+    module.to(device=like.device, dtype=like.dtype)
+    if _is_channels_last(model.network):
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+def birth_seed(seed: int, role: str, depth: int) -> int:
+    """A seed for the birth of one module, independent between seeds, roles and depths."""
+    sequence = np.random.SeedSequence([seed, ROLES.index(role), depth])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def extend(
+    optimizer: torch.optim.Optimizer,
+    role: str,
+    named: list[tuple[str, nn.Parameter]],
+    model: "UDN",
+) -> None:
+    """Append parameters to the group of their role, in place, without touching other state."""
+    if not named:
+        return
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS keeps one flat history of all parameters: its model cannot grow")
+    group = _group(optimizer, role, {id(p) for _, p in named}, model)
+    parameters = [p for _, p in named]
+    group["params"].extend(parameters)
+    if "param_names" in group:
+        group["param_names"].extend(name for name, _ in named)
+    # Some optimisers (Adagrad) fill their state when they are built. A throwaway one of the same
+    # kind tells what the state of a fresh parameter is.
+    options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    fresh = type(optimizer)([{**options, "params": parameters}], **_defaults(optimizer))
+    for parameter in parameters:
+        if fresh.state.get(parameter):
+            optimizer.state[parameter] = fresh.state[parameter]
+
+
+def _group(
+    optimizer: torch.optim.Optimizer, role: str, new: set[int], model: "UDN"
+) -> dict[str, Any]:
+    """The group of a role: the one named so, else the one that holds its older parameters."""
+    for group in optimizer.param_groups:
+        if group.get("role") == role:
+            return group
+    container = model.network.hidden if role == "hidden" else model.network.heads
+    older = {id(p) for p in container.parameters()} - new
+    for group in optimizer.param_groups:
+        if any(id(p) in older for p in group["params"]):
+            return group
+    if len(optimizer.param_groups) == 1:
+        return optimizer.param_groups[0]
+    raise ValueError(
+        f"no group of the optimiser holds the {role}: build its groups with "
+        "unbounded.training.param_groups, or give one of them the key role={role!r}"
+    )
+
+
+def _defaults(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The options that the constructor takes; `defaults` of some optimisers hold more."""
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        return dict(optimizer.defaults)
+    return {key: value for key, value in optimizer.defaults.items() if key in accepted}
+
+
+def _drop(model: "UDN", depths: Iterable[int], optimizer: torch.optim.Optimizer | None) -> None:
+    gone: set[int] = set()
+    network = model.network
+    containers = [network.hidden] if network.shares_head else [network.hidden, network.heads]
+    for depth in depths:
+        for container in containers:
+            if str(depth) in container:
+                gone.update(id(p) for p in container[str(depth)].parameters())
+                del container[str(depth)]
+    if optimizer is None or not gone:
+        return
+    for parameter in [p for p in optimizer.state if id(p) in gone]:
+        del optimizer.state[parameter]
+    for group in optimizer.param_groups:
+        keep = [index for index, p in enumerate(group["params"]) if id(p) not in gone]
+        # In place: whoever holds the group or its list goes on seeing the truth.
+        if "param_names" in group:
+            group["param_names"][:] = [group["param_names"][index] for index in keep]
+        group["params"][:] = [group["params"][index] for index in keep]
+
+
+def _reference(model: "UDN") -> Tensor:
+    """A floating-point tensor that stands for the model's device and dtype."""
+    for tensor in (*model.network.parameters(), model.anchor):
+        if tensor.is_floating_point():
+            return tensor
+    return model.anchor
+
+
+def _is_channels_last(network: nn.Module) -> bool:
+    """Whether some convolution's weight is laid out channels-last and not also contiguous."""
+    return any(
+        p.dim() == 4
+        and p.is_contiguous(memory_format=torch.channels_last)
+        and not p.is_contiguous()
+        for p in network.parameters()
+    )

@@ -1,0 +1,6 @@
+"""Generators of layers: ℓ ↦ hidden layer f_ℓ and ℓ ↦ head o_ℓ (the paper's section 2)."""
+
+from unbounded.layers.base import CustomLayers as CustomLayers
+from unbounded.layers.base import Layers as Layers
+from unbounded.layers.dense import Dense as Dense
+from unbounded.layers.dense import ResidualDense as ResidualDense

@@ -1,0 +1,171 @@
+"""Fully connected layers, plain and residual."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unbounded.layers import init as inits
+from unbounded.layers.base import Layers
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+class Dense(Layers):
+    """The paper's fully connected generator: f_ℓ a linear map and an activation, o_ℓ linear.
+
+    Args:
+        in_features: size of the input x; inputs of more axes are not flattened for you.
+        width: size of every hidden state (32 on the paper's spirals).
+        out_features: size of a head's output: what the likelihood takes.
+        activation: "relu", "tanh", "gelu", "silu" or a callable.
+        init: "default" (torch's, the paper's), "he", or a callable that fills an `nn.Linear`
+            of a hidden layer. Heads keep torch's default.
+        shares_head: one head for all depths, as in Depth Uncertainty Networks.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        out_features: int,
+        *,
+        activation: str | Activation = "relu",
+        init: str | inits.Init = "default",
+        shares_head: bool = False,
+    ):
+        self.in_features = _size("in_features", in_features)
+        self.width = _size("width", width)
+        self.out_features = _size("out_features", out_features)
+        self.activation = activation
+        self.init = init
+        self.shares_head = shares_head
+        self._activation = _resolve_activation(activation)
+        self._init = inits.resolve(init)
+
+    def hidden(self, depth: int) -> nn.Module:
+        """`(batch, in_features or width)` → `(batch, width)`."""
+        layer = DenseLayer(self._inputs(depth), self.width, self._activation)
+        self._init(layer)
+        return layer
+
+    def head(self, depth: int) -> nn.Module:
+        """`(batch, width)` → `(batch, out_features)`."""
+        return nn.Linear(self.width, self.out_features)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        for name in ("activation", "init"):
+            if not isinstance(getattr(self, name), str):
+                raise NotImplementedError(
+                    f"{name} is a callable, which a file does not carry: "
+                    "pass the layers to unbounded.load yourself"
+                )
+        return {
+            "in_features": self.in_features,
+            "width": self.width,
+            "out_features": self.out_features,
+            "activation": self.activation,
+            "init": self.init,
+            "shares_head": self.shares_head,
+        }
+
+    def _inputs(self, depth: int) -> int:
+        return self.in_features if depth == 1 else self.width
+
+
+class ResidualDense(Dense):
+    """Residual blocks: f_1 as in `Dense`, then h_ℓ = h_{ℓ−1} + B_ℓ φ(A_ℓ h_{ℓ−1}).
+
+    Args:
+        identity: start B_ℓ at zero, so that a new block is the identity and its birth leaves
+            everything behind it as it was.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        out_features: int,
+        *,
+        activation: str | Activation = "relu",
+        init: str | inits.Init = "he",
+        shares_head: bool = False,
+        identity: bool = True,
+    ):
+        super().__init__(
+            in_features,
+            width,
+            out_features,
+            activation=activation,
+            init=init,
+            shares_head=shares_head,
+        )
+        self.identity = bool(identity)
+
+    def hidden(self, depth: int) -> nn.Module:
+        """`(batch, in_features or width)` → `(batch, width)`."""
+        if depth == 1:
+            return super().hidden(depth)
+        block = ResidualDenseLayer(self.width, self._activation)
+        self._init(block.inner)
+        if self.identity:
+            inits.zero(block.outer)
+        else:
+            self._init(block.outer)
+        return block
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        return {**super().config(), "identity": self.identity}
+
+
+class DenseLayer(nn.Linear):
+    """A linear map and an activation in one module: half the calls of an `nn.Sequential`."""
+
+    def __init__(self, in_features: int, width: int, activation: Activation):
+        super().__init__(in_features, width)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """φ(W h + b): `(batch, in_features)` → `(batch, width)`."""
+        return self.activation(F.linear(input, self.weight, self.bias))
+
+
+class ResidualDenseLayer(nn.Module):
+    """h + B φ(A h): `(batch, width)` → `(batch, width)`."""
+
+    def __init__(self, width: int, activation: Activation):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, width)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """h + B φ(A h)."""
+        return input + self.outer(self.activation(self.inner(input)))
+
+
+def _resolve_activation(activation: str | Activation) -> Activation:
+    if callable(activation):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be a callable or one of {sorted(ACTIVATIONS)}, got {activation!r}"
+        )
+    return ACTIVATIONS[activation]
+
+
+def _size(name: str, value: int) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    return int(value)

@@ -1,0 +1,92 @@
+"""The contract of a likelihood and of what it predicts."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictive mixture Σ_ℓ q(ℓ) p(y; Ω_ℓ(x)) of the paper's section 3.2.
+
+    Attributes:
+        likelihood: p(y; Ω).
+        outputs: Ω_ℓ(x), `(depth, batch, *event)`.
+        depth_log_probs: log q(ℓ) of those depths, `(depth,)`, summing to one.
+    """
+
+    likelihood: "Likelihood"
+    outputs: Tensor
+    depth_log_probs: Tensor
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log Σ_ℓ q(ℓ) p(y_i; Ω_ℓ(x_i)), in log space: `(batch,)`."""
+        return self.mix(self.log_prob_by_depth(y))
+
+    def log_prob_by_depth(self, y: Tensor) -> Tensor:
+        """log p(y_i; Ω_ℓ(x_i)): `(depth, batch)`."""
+        return self.likelihood.log_prob(self.outputs, y)
+
+    def mix(self, log_values: Tensor) -> Tensor:
+        """logsumexp over depths of log q(ℓ) + `log_values`, `(depth, …)` → `(…)`."""
+        shape = (-1,) + (1,) * (log_values.dim() - 1)
+        return torch.logsumexp(
+            self.depth_log_probs.to(log_values.dtype).view(shape) + log_values, 0
+        )
+
+
+class Likelihood(nn.Module, ABC):
+    """p(y; Ω_ℓ(x)). One of your own implements `log_prob`; the rest has defaults.
+
+    Example:
+        >>> class Laplace(Likelihood):
+        ...     def log_prob(self, outputs, y):
+        ...         return -(outputs[..., 0] - y).abs() - math.log(2)
+    """
+
+    score_name: str = "log_score"
+    """The score by which the best epoch is chosen."""
+    higher_is_better: bool = True
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """log p(y_i; Ω_ℓ(x_i)): `(depth, batch, *event)` and `(batch, …)` → `(depth, batch)`."""
+
+    def check_targets(self, y: Tensor) -> Tensor:
+        """The targets in the form that `log_prob` takes, or a ValueError that says why not."""
+        if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+            raise ValueError(f"targets must be finite, got {_bad_values(y)}")
+        return y
+
+    def check_training_targets(self, y: Tensor) -> None:
+        """A ValueError if nothing can be learnt from these targets as a whole."""
+
+    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        """A ValueError if heads of this shape cannot be the parameters for these targets."""
+
+    def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> Prediction:
+        """The mixture over depths."""
+        return Prediction(self, outputs, depth_log_probs)
+
+    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """A sum over the batch whose mean over the data is the score (before `finish_score`)."""
+        return prediction.log_prob(y).sum()
+
+    def finish_score(self, mean: float) -> float:
+        """From the mean over the data to the score: the identity, or a root for an RMSE."""
+        return mean
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this likelihood."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no config(): pass the likelihood to unbounded.load yourself"
+        )
+
+
+def _bad_values(y: Tensor) -> str:
+    bad = ~torch.isfinite(y)
+    where = bad.nonzero()[0].tolist()
+    return f"{int(bad.sum())} NaN or infinite values, the first at index {tuple(where)}"

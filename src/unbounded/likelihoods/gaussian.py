@@ -1,0 +1,226 @@
+"""Real-valued responses: a Gaussian whose mean, and perhaps scale, a head gives."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unbounded.likelihoods.base import Likelihood, Prediction
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Noise(nn.Module, ABC):
+    """Where the scale σ of the noise comes from."""
+
+    outputs_per_target: int = 1
+    """How many numbers a head gives for each target."""
+
+    @abstractmethod
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales, broadcastable to `(depth, batch, target)`, from a head's outputs."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this noise."""
+
+
+class FixedNoise(Noise):
+    """σ is known (the authors' code: 1)."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.scale = float(scale)
+        if not (self.scale > 0 and math.isfinite(self.scale)):
+            raise ValueError(f"scale must be a positive finite number, got {scale}")
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs are the means."""
+        return outputs, outputs.new_full((1, 1, 1), self.scale)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this noise."""
+        return {"scale": self.scale}
+
+
+class LearntNoise(Noise):
+    """σ is one number per target for all inputs and depths, learnt with the weights."""
+
+    def __init__(self, scale: float = 1.0, num_targets: int = 1):
+        super().__init__()
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"scale must be a positive finite number, got {scale}")
+        self.num_targets = int(num_targets)
+        self.log_scale = nn.Parameter(torch.full((self.num_targets,), math.log(scale)))
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs are the means."""
+        return outputs, self.log_scale.exp()[None, None]
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this noise; σ itself travels as a parameter."""
+        return {"num_targets": self.num_targets}
+
+
+class InputNoise(Noise):
+    """σ depends on the input: heads give the mean and a number ρ, σ = floor + softplus(ρ)."""
+
+    outputs_per_target = 2
+
+    def __init__(self, floor: float = 1e-3):
+        super().__init__()
+        self.floor = float(floor)
+        if not (self.floor >= 0 and math.isfinite(self.floor)):
+            raise ValueError(f"floor must be a finite number of at least 0, got {floor}")
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The first half of the outputs are the means, the second half gives the scales."""
+        means, raw = outputs.chunk(2, -1)
+        return means, self.floor + F.softplus(raw)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this noise."""
+        return {"floor": self.floor}
+
+
+NOISES: dict[str, type[Noise]] = {
+    cls.__name__: cls for cls in (FixedNoise, LearntNoise, InputNoise)
+}
+
+
+@dataclass(frozen=True)
+class GaussianPrediction(Prediction):
+    """A mixture of Gaussians over depths, target by target."""
+
+    def components(self) -> tuple[Tensor, Tensor]:
+        """Means and scales of each depth: both `(depth, batch, target)`."""
+        assert isinstance(self.likelihood, Gaussian)
+        means, scales = self.likelihood.noise.split(self.outputs)
+        return means, scales.expand_as(means)
+
+    @property
+    def mean(self) -> Tensor:
+        """Σ_ℓ q(ℓ) μ_ℓ(x): `(batch, target)`."""
+        return self._average(self.components()[0])
+
+    @property
+    def noise_variance(self) -> Tensor:
+        """Σ_ℓ q(ℓ) σ_ℓ(x)², the part that no depth explains: `(batch, target)`."""
+        return self._average(self.components()[1].square())
+
+    @property
+    def depth_variance(self) -> Tensor:
+        """Σ_ℓ q(ℓ) (μ_ℓ(x) − mean)², how far the depths disagree: `(batch, target)`."""
+        means = self.components()[0]
+        return self._average((means - self._average(means)).square())
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of the mixture, noise plus depth: `(batch, target)`."""
+        return self.noise_variance + self.depth_variance
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y ≤ y): `(…, batch, target)` for y of that shape or one that broadcasts to it."""
+        means, scales = self.components()
+        shape = (-1,) + (1,) * (y.dim() - 2 if y.dim() > 2 else 0) + means.shape[1:]
+        z = (y - means.view(shape)) / scales.reshape(shape)
+        return self._average(torch.special.ndtr(z))
+
+    def quantile(self, levels: float | Sequence[float] | Tensor) -> Tensor:
+        """y with P(Y ≤ y) = level: `(level, batch, target)`, by bisection to full precision."""
+        means, scales = self.components()
+        level = torch.as_tensor(levels, dtype=means.dtype, device=means.device).reshape(-1, 1, 1)
+        if not bool(((level > 0) & (level < 1)).all()):
+            raise ValueError(f"quantile levels must be strictly between 0 and 1, got {levels}")
+        # The quantile of a mixture lies between the smallest and largest of its components'.
+        each = means[:, None] + scales[:, None] * torch.special.ndtri(level)
+        low, high = each.amin(0), each.amax(0)
+        for _ in range(60 if means.dtype == torch.float64 else 30):
+            middle = (low + high) / 2
+            below = self.cdf(middle) < level
+            low, high = middle.where(below, low), high.where(below, middle)
+        return (low + high) / 2
+
+    def _average(self, values: Tensor) -> Tensor:
+        q = self.depth_log_probs.exp().to(values.dtype)
+        return torch.tensordot(q, values, 1)
+
+
+class Gaussian(Likelihood):
+    """p(y; Ω) = N(y; μ, σ²), the heads giving μ; targets are independent given x.
+
+    Args:
+        noise: `LearntNoise()` (the default), `FixedNoise(scale)` or `InputNoise()`.
+    """
+
+    score_name = "rmse"
+    higher_is_better = False
+
+    def __init__(self, noise: Noise | None = None):
+        super().__init__()
+        self.noise = LearntNoise() if noise is None else noise
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """`(depth, batch, outputs)` and `(batch, target)` → `(depth, batch)`."""
+        means, scales = self.noise.split(outputs)
+        z = (y - means) / scales
+        return (-0.5 * z.square() - scales.log() - _LOG_SQRT_2PI).sum(-1)
+
+    def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> GaussianPrediction:
+        """The mixture of Gaussians."""
+        return GaussianPrediction(self, outputs, depth_log_probs)
+
+    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """The sum of squared errors of the mixture's mean."""
+        assert isinstance(prediction, GaussianPrediction)
+        return (prediction.mean - y).square().mean(1).sum()
+
+    def finish_score(self, mean: float) -> float:
+        """The root of the mean squared error."""
+        return math.sqrt(mean)
+
+    def check_targets(self, y: Tensor) -> Tensor:
+        """Finite numbers of shape `(batch, target)`; `(batch,)` stands for one target."""
+        y = y if y.is_floating_point() else y.to(torch.get_default_dtype())
+        if y.dim() == 1:
+            y = y[:, None]
+        if y.dim() != 2:
+            raise ValueError(
+                f"targets must have shape (rows,) or (rows, targets), got {tuple(y.shape)}"
+            )
+        return super().check_targets(y)
+
+    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+        """Heads must give `outputs_per_target` numbers for each target."""
+        expected = y.shape[1] * self.noise.outputs_per_target
+        if outputs.dim() != 3 or outputs.shape[2] != expected:
+            raise ValueError(
+                f"heads must give {expected} numbers a row for {y.shape[1]} targets with "
+                f"{type(self.noise).__name__}, got {tuple(outputs.shape[2:])}"
+            )
+        scales = self.noise.split(outputs)[1]
+        if scales.shape[-1] not in (1, y.shape[1]):
+            raise ValueError(
+                f"the noise has {scales.shape[-1]} scales for {y.shape[1]} targets: "
+                f"build it as LearntNoise(num_targets={y.shape[1]})"
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this likelihood."""
+        name = type(self.noise).__name__
+        if NOISES.get(name) is not type(self.noise):
+            raise NotImplementedError(
+                f"{name} is not built in: pass the likelihood to unbounded.load yourself"
+            )
+        return {"noise": {"kind": name, **self.noise.config()}}
+
+    @classmethod
+    def from_config(cls, noise: dict[str, Any]) -> "Gaussian":
+        """The likelihood that `config` describes."""
+        arguments = dict(noise)
+        return cls(NOISES[arguments.pop("kind")](**arguments))

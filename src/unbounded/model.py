@@ -1,0 +1,173 @@
+"""The unbounded-depth network: layers, depth family, priors and likelihood in one module."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from unbounded import elbo as elbo_
+from unbounded import growth
+from unbounded.depth import DepthFamily, TruncatedPoisson
+from unbounded.elbo import ElboTerms
+from unbounded.layers import Layers
+from unbounded.likelihoods import Likelihood, Prediction
+from unbounded.network import Network
+from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, WeightPrior
+
+if TYPE_CHECKING:
+    from unbounded.frozen import Frozen
+
+
+class UDN(nn.Module):
+    """An unbounded-depth neural network (the paper's section 2) with its variational posterior.
+
+    Holds no optimiser, no loop and no device; `unbounded.fit` trains it.
+
+    Args:
+        layers: ℓ ↦ hidden layer and head.
+        likelihood: p(y; Ω_ℓ(x)).
+        depth: q(ℓ; λ); a truncated Poisson from λ = 1 by default.
+        depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default, as on the paper's spirals.
+        weight_prior: p(θ); standard Gaussian by default.
+        cumulative_heads: count every head up to ℓ in the weights' term (the paper's text)
+            rather than head ℓ alone (the authors' code, and a tighter bound).
+        seed: of the first weights; a layer's depend on this and its depth alone.
+
+    Example:
+        >>> model = UDN(Dense(2, 32, 2), Categorical(2))
+        >>> model(torch.zeros(5, 2)).shape  # depth, batch, class
+        torch.Size([4, 5, 2])
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        likelihood: Likelihood,
+        depth: DepthFamily | None = None,
+        depth_prior: DepthPrior | None = None,
+        weight_prior: WeightPrior | None = None,
+        *,
+        cumulative_heads: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.layers = layers
+        self.likelihood = likelihood
+        self.depth = TruncatedPoisson() if depth is None else depth
+        self.depth_prior = PoissonDepth() if depth_prior is None else depth_prior
+        self.weight_prior = GaussianWeights() if weight_prior is None else weight_prior
+        self.cumulative_heads = cumulative_heads
+        self.seed = int(seed)
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        _check_support(self.depth, self.depth_prior)
+        self.network = Network(layers.shares_head)
+        self.anchor: Tensor
+        # Moves with .to(...), so that layers born later know where the model lives.
+        self.register_buffer("anchor", torch.zeros(()), persistent=False)
+        self._log_prior: Tensor | None = None
+        growth.grow(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Ω_ℓ(x) for every depth with mass: `(depth, batch, *event)`; creates nothing."""
+        first, last = self.support()
+        outputs: Tensor = self.network(x, last, first)
+        return outputs
+
+    def support(self) -> tuple[int, int]:
+        """The first and last depth with mass, among the layers that are born."""
+        last = min(self.depth.max_depth(), self.network.num_layers)
+        return min(self.depth.first_depth(), last), last
+
+    def depth_log_probs(self) -> Tensor:
+        """log q(ℓ) over `support()`, shape `(depth,)`.
+
+        Right after a step that moved λ, q may reach beyond the layers that are born. Until the
+        next step creates them, the rest of q is renormalised: predicting never grows anything.
+        """
+        first, last = self.support()
+        log_q = self.depth.log_probs()
+        if last < log_q.shape[0]:
+            return log_q[first - 1 : last].log_softmax(0)
+        return log_q[first - 1 :]
+
+    def elbo(
+        self, x: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
+    ) -> ElboTerms:
+        """The terms of 𝓛(q), estimated from a batch (the paper's final equation of 3.1).
+
+        Args:
+            x: inputs, `(batch, …)`.
+            y: targets in the form that the likelihood takes, `(batch, …)`.
+            num_data: n, the size of the data set that the batch comes from.
+            weights: how often each row counts, `(batch,)`.
+        """
+        outputs = self.forward(x)
+        return self.elbo_of_outputs(outputs, y, num_data, weights)
+
+    def elbo_of_outputs(
+        self, outputs: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
+    ) -> ElboTerms:
+        """The same from outputs `(depth, batch, *event)` that are there already."""
+        first, last = self.support()
+        log_q = self.depth_log_probs()
+        active = self.network.active(last, first)
+        log_lik = self.likelihood.log_prob(outputs, y)
+        return ElboTerms(
+            elbo_.expected_log_lik(log_q, log_lik, num_data, weights),
+            elbo_.depth_kl(log_q, self._depth_log_prior(first, last, log_q)),
+            elbo_.weight_kl(
+                log_q,
+                _per_module(self.weight_prior, active.hidden_parameters, active.hidden_rows, last),
+                _per_module(
+                    self.weight_prior,
+                    active.head_parameters,
+                    active.head_rows,
+                    len(active.heads),
+                ),
+                self.cumulative_heads,
+            ),
+        )
+
+    def predict(self, x: Tensor) -> Prediction:
+        """The mixture over depths for one batch, without gradients and in evaluation mode."""
+        from unbounded.predictive import predict
+
+        return predict(self, x)
+
+    def freeze(self) -> "Frozen":
+        """A plain finite `nn.Module`: the layers and heads with mass, and q(ℓ) as constants."""
+        from unbounded.frozen import Frozen
+
+        return Frozen.of(self)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` adds."""
+        return f"depth_prior={self.depth_prior}, seed={self.seed}"
+
+    def _depth_log_prior(self, first: int, last: int, like: Tensor) -> Tensor:
+        cached = self._log_prior
+        stale = cached is None or cached.shape[0] != last
+        if cached is None or stale or cached.device != like.device or cached.dtype != like.dtype:
+            depths = torch.arange(1, last + 1, device=like.device)
+            cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
+        return cached[first - 1 :]
+
+
+def _per_module(prior: WeightPrior, parameters: list[Tensor], rows: Tensor, count: int) -> Tensor:
+    """The KL of each module, `(count,)`, from that of each of its parameters."""
+    if not parameters:
+        return torch.zeros(count, device=rows.device)
+    kl = prior.kl(parameters)
+    return kl.new_zeros(count).index_add(0, rows, kl)
+
+
+def _check_support(depth: DepthFamily, prior: DepthPrior) -> None:
+    if prior.max_depth is None:
+        return
+    if depth.is_unbounded or depth.max_depth() > prior.max_depth:
+        reach = "every depth" if depth.is_unbounded else f"depth {depth.max_depth()}"
+        raise ValueError(
+            f"{type(depth).__name__} reaches {reach}, {type(prior).__name__} has no mass beyond "
+            f"depth {prior.max_depth}: the ELBO would be minus infinity"
+        )

@@ -1,0 +1,185 @@
+"""The modules born so far, and all their outputs in one pass."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerError(ValueError, RuntimeError):
+    """A layer or head could not take what it was given; says at which depth and which shapes."""
+
+
+class Active(NamedTuple):
+    """What a pass over the depths `first` … `last` touches, gathered once per change of depth."""
+
+    hidden: list[nn.Module]  # f_1 … f_last
+    heads: list[nn.Module]  # o_first … o_last; a single one if shared
+    stackable: bool  # the heads are plain linear maps of one shape
+    hidden_parameters: list[Tensor]
+    hidden_rows: Tensor  # (len(hidden_parameters),): which layer each belongs to, from 0
+    head_parameters: list[Tensor]
+    head_rows: Tensor  # (len(head_parameters),): which head each belongs to, from 0
+
+
+class Network(nn.Module):
+    """f_1, f_2, … and o_1, o_2, … as far as they are born, keyed by their depth.
+
+    Holds modules and runs them; `unbounded.growth` alone adds and removes them.
+    """
+
+    def __init__(self, shares_head: bool = False):
+        super().__init__()
+        self.shares_head = shares_head
+        self.hidden = nn.ModuleDict()
+        self.heads = nn.ModuleDict()
+        self._active: dict[tuple[int, int], Active] = {}
+
+    @property
+    def num_layers(self) -> int:
+        """How many hidden layers are born."""
+        return len(self.hidden)
+
+    def forward(self, x: Tensor, last: int, first: int = 1) -> Tensor:
+        """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
+        active = self.active(last, first)
+        states = self._states(x, active)[first - 1 :]
+        if active.stackable and all(s.dim() == 2 and s.shape == states[0].shape for s in states):
+            return self._stacked_heads(states, active, first)
+        return self._looped_heads(states, active, first)
+
+    def states(self, x: Tensor, last: int) -> list[Tensor]:
+        """h_1 … h_last."""
+        return self._states(x, self.active(last, last))
+
+    def active(self, last: int, first: int = 1) -> Active:
+        """The modules and parameters of a pass; remembered until the network changes."""
+        key = (last, first)
+        if key not in self._active:
+            if last > self.num_layers:
+                raise LookupError(f"depth {last} was asked for, {self.num_layers} layers are born")
+            self._active.clear()  # one depth at a time: λ moves slowly
+            self._active[key] = self._gather(last, first)
+        return self._active[key]
+
+    def forget(self) -> None:
+        """Drop what `active` remembers; called by whoever adds or removes modules."""
+        self._active.clear()
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
+        self.forget()  # .to(), .cuda(), .double() may replace parameters
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_active": {}}
+
+    def _states(self, x: Tensor, active: Active) -> list[Tensor]:
+        states: list[Tensor] = []
+        hidden = x
+        try:
+            for layer in active.hidden:
+                hidden = layer(hidden)
+                states.append(hidden)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise _layer_error("layer", len(states) + 1, hidden, error, x) from error
+        return states
+
+    def _stacked_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
+        """All linear heads as one batched product."""
+        stacked = torch.stack(list(states)) if len(states) > 1 else states[0].unsqueeze(0)
+        if self.shares_head or len(active.heads) == 1:
+            head = active.heads[0]
+            try:
+                shared: Tensor = head(stacked)
+            except (RuntimeError, ValueError) as error:
+                raise _layer_error("head", first, states[0], error, states[0]) from error
+            return shared
+        weights = torch.stack(active.head_parameters[0::2])  # (depth, out, width)
+        biases = torch.stack(active.head_parameters[1::2])  # (depth, out)
+        if weights.shape[2] != stacked.shape[2]:
+            raise LayerError(
+                f"head {first} takes {weights.shape[2]} features, "
+                f"layer {first} gives {tuple(states[0].shape)}"
+            )
+        return torch.baddbmm(biases.unsqueeze(1), stacked, weights.transpose(1, 2))
+
+    def _looped_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
+        heads = active.heads * len(states) if self.shares_head else active.heads
+        outputs: list[Tensor] = []
+        try:
+            for head, state in zip(heads, states, strict=True):
+                outputs.append(head(state))
+        except (RuntimeError, ValueError, IndexError) as error:
+            depth = first + len(outputs)
+            raise _layer_error("head", depth, states[len(outputs)], error, states[0]) from error
+        for offset, output in enumerate(outputs):
+            if output.shape != outputs[0].shape:
+                raise LayerError(
+                    f"head {first + offset} gives {tuple(output.shape)}, "
+                    f"head {first} gives {tuple(outputs[0].shape)}: all depths must agree"
+                )
+        return torch.stack(outputs)
+
+    def _gather(self, last: int, first: int) -> Active:
+        hidden = [self.hidden[str(depth)] for depth in range(1, last + 1)]
+        depths = [1] if self.shares_head else range(first, last + 1)
+        heads = [self.heads[str(depth)] for depth in depths]
+        hidden_parameters, hidden_rows = _parameters(hidden)
+        head_parameters, head_rows = _parameters(heads)
+        return Active(
+            hidden,
+            heads,
+            _stackable(heads),
+            hidden_parameters,
+            hidden_rows,
+            head_parameters,
+            head_rows,
+        )
+
+
+def _parameters(modules: Sequence[nn.Module]) -> tuple[list[Tensor], Tensor]:
+    """The trainable parameters of the modules, and the row of the module each belongs to."""
+    pairs = [(p, row) for row, m in enumerate(modules) for p in m.parameters() if p.requires_grad]
+    device = pairs[0][0].device if pairs else None
+    return [p for p, _ in pairs], torch.tensor(
+        [row for _, row in pairs], dtype=torch.long, device=device
+    )
+
+
+def _stackable(heads: Sequence[nn.Module]) -> bool:
+    """Whether the heads are plain linear maps of one shape, with nothing hooked onto them."""
+
+    def plain(head: nn.Module) -> bool:
+        return (
+            type(head) is nn.Linear
+            and head.bias is not None
+            and head.weight.requires_grad
+            and head.bias.requires_grad
+            and not head._forward_hooks
+            and not head._forward_pre_hooks
+            and not head._backward_hooks
+        )
+
+    first = heads[0]
+    return all(plain(head) for head in heads) and all(
+        isinstance(first, nn.Linear)
+        and isinstance(head, nn.Linear)
+        and head.weight.shape == first.weight.shape
+        for head in heads
+    )
+
+
+def _layer_error(what: str, depth: int, state: Tensor, error: Exception, x: Tensor) -> Exception:
+    """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
+    if isinstance(error, torch.OutOfMemoryError | LayerError):
+        return error
+    source = (
+        "the input"
+        if what == "layer" and depth == 1
+        else (f"layer {depth - 1}" if what == "layer" else f"layer {depth}")
+    )
+    return LayerError(
+        f"{what} {depth} could not take what {source} gives, "
+        f"shape {tuple(state.shape)} and dtype {state.dtype}: {error}"
+    )

@@ -1,0 +1,109 @@
+"""One step of dynamic variational inference (the body of the paper's Algorithm 1)."""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unbounded import growth
+from unbounded.elbo import ElboTerms
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+
+class NonFiniteError(FloatingPointError):
+    """The loss is no longer a number; says at which step and in which term."""
+
+
+class StepInfo(NamedTuple):
+    """What a step saw, before it moved the parameters."""
+
+    terms: ElboTerms  # detached, in nats for the whole data set
+    loss: float  # −elbo / n
+    growth: growth.Plan  # which layers were born or dropped before it
+
+
+def step(
+    model: "UDN",
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    num_data: float,
+    *,
+    weights: Tensor | None = None,
+    grow: bool = True,
+    drop_inactive: bool = False,
+    clip: float | None = None,
+    autocast: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    at: str = "",
+) -> StepInfo:
+    """Grow to the support of q(ℓ; λ), evaluate the ELBO on a batch, move the active parameters.
+
+    Parameters of depths outside the support get no gradient (`grad is None`), so no optimiser
+    moves them or their state.
+
+    Args:
+        model: in training mode, on its device.
+        optimizer: any of `torch.optim`, over `param_groups(model)` or groups of your own.
+        x: inputs, `(batch, …)`, on the model's device.
+        y: targets in the form that the likelihood takes, `(batch, …)`.
+        num_data: n, the size of the data set.
+
+    Other args:
+        weights: how often each row counts, `(batch,)`.
+        grow: compute the support first; False leaves it as the last step did.
+        drop_inactive: free layers beyond the support instead of keeping them.
+        clip: largest norm of the gradient of the loss.
+        autocast: run the layers in this dtype; the ELBO itself stays in full precision.
+        scaler: a gradient scaler, for `torch.float16`.
+        at: where in training this is, for error messages.
+
+    Raises:
+        NonFiniteError: if the loss is NaN or infinite; nothing has been moved then.
+    """
+    change = _NOTHING
+    if grow:
+        change = growth.plan(model, drop_inactive=drop_inactive)
+        if change.changes:
+            growth.apply(change, model, optimizer)
+    optimizer.zero_grad(set_to_none=True)
+    if autocast is None:
+        outputs = model(x)
+    else:
+        with torch.autocast(x.device.type, autocast):
+            outputs = model(x)
+        outputs = outputs.float()
+    terms = model.elbo_of_outputs(outputs, y, num_data, weights)
+    loss = terms.loss(num_data)
+    value = loss.item()
+    if not math.isfinite(value):
+        raise NonFiniteError(_explain(terms, at))
+    if scaler is None:
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+    return StepInfo(ElboTerms(*(term.detach() for term in terms)), value, change)
+
+
+_NOTHING = growth.Plan(range(0), range(0))
+
+
+def _explain(terms: ElboTerms, at: str) -> str:
+    values = {name: term.item() for name, term in terms._asdict().items()}
+    bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
+    what = ", ".join(bad) or f"the sum of the terms overflows: {values}"
+    return (
+        f"the loss is not finite{at}: {what}. A lower learning rate, gradient clipping "
+        "or another initialisation usually helps; the data were checked before training."
+    )
