@@ -67,13 +67,20 @@ class Likelihood(nn.Module, ABC):
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         """A ValueError if heads of this shape cannot be the parameters for these targets."""
 
+    def num_outputs(self, size: int) -> int:
+        """How many numbers a head must give for this many classes or targets; one each here."""
+        return size
+
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> Prediction:
         """The mixture over depths."""
         return Prediction(self, outputs, depth_log_probs)
 
-    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
-        """A sum over the batch whose mean over the data is the score (before `finish_score`)."""
-        return prediction.log_prob(y).sum()
+    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """A sum over the batch whose mean over the data is the score (before `finish_score`).
+
+        `weights`, `(batch,)`, say how often each row counts.
+        """
+        return total(prediction.log_prob(y), weights)
 
     def finish_score(self, mean: float) -> float:
         """From the mean over the data to the score: the identity, or a root for an RMSE."""
@@ -84,6 +91,11 @@ class Likelihood(nn.Module, ABC):
         raise NotImplementedError(
             f"{type(self).__name__} has no config(): pass the likelihood to unbounded.load yourself"
         )
+
+
+def total(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ_i w_i v_i, with weights of one where there are none: `(batch,)` → a scalar."""
+    return values.sum() if weights is None else values.to(weights.dtype) @ weights
 
 
 def _bad_values(y: Tensor) -> str:

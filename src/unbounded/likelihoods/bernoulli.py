@@ -26,6 +26,10 @@ class Bernoulli(ClassLikelihood):
         """Integers 0 or 1."""
         return self.check_classes(y, 2)
 
+    def num_outputs(self, size: int) -> int:
+        """One: the log-odds of class 1."""
+        return 1
+
     def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
         """Heads must give one number."""
         if outputs.dim() != 3 or outputs.shape[2] != 1:

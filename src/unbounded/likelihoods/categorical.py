@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from unbounded.likelihoods.base import Likelihood, Prediction
+from unbounded.likelihoods.base import Likelihood, Prediction, total
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class ClassLikelihood(Likelihood):
         """The mixture of class probabilities."""
         return ClassPrediction(self, outputs, depth_log_probs)
 
-    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """How many rows are right."""
         assert isinstance(prediction, ClassPrediction)
-        return (prediction.classes == y).sum()
+        return total(prediction.classes == y, weights)
 
 
 class Categorical(ClassLikelihood):
@@ -106,13 +106,13 @@ class Categorical(ClassLikelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """`(depth, batch, class)` and `(batch,)` → `(depth, batch)`."""
-        depth, batch, classes = outputs.shape
-        flat = outputs.reshape(depth * batch, classes)
-        return -F.cross_entropy(flat, y.repeat(depth), reduction="none").view(depth, batch)
+        depth, batch, _ = outputs.shape
+        by_class = outputs.transpose(1, 2)  # softmax along a strided axis is the fast one
+        return -F.cross_entropy(by_class, y.expand(depth, batch), reduction="none")
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
         """`(depth, batch, class)` → `(depth, batch, class)`."""
-        return outputs.log_softmax(-1)
+        return outputs.transpose(1, 2).log_softmax(1).transpose(1, 2)
 
     def check_targets(self, y: Tensor) -> Tensor:
         """Integers in 0 … C−1."""

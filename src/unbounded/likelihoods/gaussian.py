@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unbounded.likelihoods.base import Likelihood, Prediction
+from unbounded.likelihoods.base import Likelihood, Prediction, total
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -175,10 +175,14 @@ class Gaussian(Likelihood):
         """The mixture of Gaussians."""
         return GaussianPrediction(self, outputs, depth_log_probs)
 
-    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+    def num_outputs(self, size: int) -> int:
+        """One number for each target, two where the noise depends on the input."""
+        return size * self.noise.outputs_per_target
+
+    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """The sum of squared errors of the mixture's mean."""
         assert isinstance(prediction, GaussianPrediction)
-        return (prediction.mean - y).square().mean(1).sum()
+        return total((prediction.mean - y).square().mean(1), weights)
 
     def finish_score(self, mean: float) -> float:
         """The root of the mean squared error."""
