@@ -1,0 +1,163 @@
+"""A spiral, an unbounded-depth network, a page: `unbounded demo`.
+
+Fits a UDN to the paper's spiral D(ω) with the paper's settings but for He's initialisation and
+fewer epochs. The network begins with the four layers that q(ℓ; λ = 1) reaches and gives birth
+to the others while it trains.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from unbounded.data import spiral
+from unbounded.layers import Dense
+from unbounded.likelihoods import Categorical, ClassPrediction
+from unbounded.model import UDN
+from unbounded.predictive import predict
+from unbounded.report import page, sections
+from unbounded.report.terminal import depth_bars, show
+from unbounded.training import FitResult, fit
+
+EPOCHS = 2000
+WIDTH = 32
+_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found."""
+
+    path: Path
+    """Where the page is."""
+    accuracy: float
+    """Of the mixture over depths, on the test set."""
+    accuracy_by_depth: list[float]
+    """Of each depth alone."""
+    depth_probs: list[float]
+    """q(1), q(2), …"""
+    depth_mean: float
+    max_depth: int
+    fit: FitResult
+    model: UDN
+
+
+def run(
+    out: Path,
+    *,
+    omega: float = 10.0,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    progress: bool = True,
+) -> DemoResult:
+    """Fit a spiral, say in the terminal what came of it, and write a page.
+
+    Args:
+        out: the page to write; replaced if it is there.
+        omega: rotation speed of the spiral.
+        seed: of data and weights.
+        epochs: how long to train. Ctrl-C ends it earlier and still writes the page.
+        progress: show a progress bar.
+
+    Raises:
+        OSError: if the page cannot be written there, before any training.
+        ValueError: on an ω or a seed that cannot be.
+    """
+    out = page.check_target(out)
+    if not math.isfinite(omega):
+        raise ValueError(f"omega must be a finite number, got {omega}")
+    train, validation, test = (
+        spiral(omega, _ROWS, part=part, seed=seed) for part in ("train", "validation", "test")
+    )
+    model = UDN(Dense(2, WIDTH, 2, init="he"), Categorical(2), seed=seed)
+    show(
+        f"Fitting an unbounded-depth network to {_ROWS:,} points of two spiral arms "
+        f"(ω = {omega:g}).\nIt starts with {model.network.num_layers} layers and "
+        f"E[ℓ] = {model.depth.mean():.2f}; {epochs} epochs, Ctrl-C ends it early."
+    )
+    result = fit(model, *train, validation=validation, epochs=epochs, progress=progress)
+    x, y = test
+    prediction = predict(model, x)
+    assert isinstance(prediction, ClassPrediction)
+    first, last = model.support()
+    found = DemoResult(
+        path=out,
+        accuracy=float((prediction.classes == y).double().mean()),
+        accuracy_by_depth=(prediction.classes_by_depth == y).double().mean(1).tolist(),
+        depth_probs=model.depth_log_probs().detach().exp().tolist(),
+        depth_mean=model.depth.mean(),
+        max_depth=last,
+        fit=result,
+        model=model,
+    )
+    page.write(out, _page(found, omega, test))
+    show(_summary(found, first))
+    return found
+
+
+def _summary(found: DemoResult, first_depth: int) -> str:
+    """What the terminal says at the end."""
+    result = found.fit
+    by_depth = "\n".join(
+        f"{first_depth + index:>5}  {accuracy:.1%}"
+        for index, accuracy in enumerate(found.accuracy_by_depth)
+    )
+    return (
+        f"\nPosterior over depth after {_training(result)}\n\n"
+        f"{depth_bars(found.depth_probs, first_depth)}\n\n"
+        f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}; "
+        f"layers born during training: {_births(result)}\n\n"
+        f"Test accuracy of the mixture over depths: {found.accuracy:.1%}; of each depth alone:\n\n"
+        f"depth  accuracy\n{by_depth}\n\n"
+        f"The page: {found.path}"
+    )
+
+
+def _page(found: DemoResult, omega: float, test: tuple[Tensor, Tensor]) -> str:
+    model, result = found.model, found.fit
+    first, last = model.support()
+    facts = [
+        ("Test accuracy", f"{found.accuracy:.1%}"),
+        ("Expected depth E[ℓ]", f"{found.depth_mean:.2f}"),
+        ("Last depth with mass, m", str(found.max_depth)),
+        ("Layers born in training", str(len(result.history.births))),
+        ("Kept epoch", f"{result.best_epoch:,} of {len(result.history):,}"),
+        ("Training time", f"{result.seconds:.0f} s"),
+    ]
+    return page.render(
+        f"A network that found its own depth: the spiral at ω = {omega:g}",
+        f"An unbounded-depth network of width {WIDTH} learnt to tell the two arms of a spiral "
+        f"apart from {_ROWS:,} points. Nobody chose its depth: a posterior q(ℓ) over the number "
+        "of layers was inferred together with the weights, and layers were created when "
+        "that posterior reached for them.",
+        facts,
+        [
+            sections.decision_boundary(model, *test, ("x₁", "x₂"), ("first arm", "second arm")),
+            sections.depth_posterior(model),
+            sections.depth_over_time(result.history),
+            sections.elbo_terms(result.history),
+            sections.score_by_depth(
+                range(first, last + 1),
+                found.accuracy_by_depth,
+                found.accuracy,
+                "accuracy",
+                found.depth_probs,
+            ),
+        ],
+    )
+
+
+def _training(result: FitResult) -> str:
+    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
+    return (
+        f"{len(result.history):,} epochs in {result.seconds:.1f} s{end}, "
+        f"weights of epoch {result.best_epoch:,}"
+    )
+
+
+def _births(result: FitResult) -> str:
+    return (
+        ", ".join(f"{row['depth']} (epoch {row['epoch']})" for row in result.history.births)
+        or "none"
+    )

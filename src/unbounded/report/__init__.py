@@ -1,0 +1,1 @@
+"""Figures, terminal bars and one self-contained HTML page."""

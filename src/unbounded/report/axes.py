@@ -1,0 +1,105 @@
+"""Round ticks and short numbers, and the mapping from data to a drawing's coordinates."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Data from `low` to `high` drawn from `start` to `stop`, linear or logarithmic."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Where a value is drawn."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return self.start + (value - low) / (high - low) * (self.stop - self.start)
+
+
+def ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:
+    """About `count` round numbers that cover `low` to `high`, their ends included.
+
+    Args:
+        low: the smallest value to show.
+        high: the largest.
+        count: how many intervals there should be, roughly.
+        integers: allow whole numbers only, for depths and counts.
+    """
+    if not low < high:
+        pad = abs(low) * 0.1 or 0.5
+        low, high = (low - 0.5, high + 0.5) if integers else (low - pad, high + pad)
+    step = _round_step((high - low) / max(1, count), integers)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Rounding to the step's digits: 3 * 0.1 must read 0.3.
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return [round(index * step, digits) + 0.0 for index in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Powers of ten that cover `low` to `high` (both positive), their ends included."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    if first == last:
+        last += 1
+    step = -(-(last - first) // max(1, count))
+    last = first + -(-(last - first) // step) * step
+    return [10.0**power for power in range(first, last + 1, step)]
+
+
+def labels(values: Sequence[float]) -> list[str]:
+    """Tick labels with as many decimals as tell the ticks apart, all the same."""
+    steps = [b - a for a, b in pairwise(values) if b > a]
+    step = min(steps, default=abs(values[0]) or 1.0)
+    largest = max(abs(v) for v in values)
+    if largest >= 1e5 or step < 1e-4:
+        return [number(v) for v in values]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if not math.isclose(step * 10**decimals, round(step * 10**decimals), rel_tol=1e-6):
+        decimals += 1  # steps of 0.25
+    return [f"{v:,.{decimals}f}".replace("-", "−") for v in values]
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for a label or a tooltip: short, with a proper minus sign."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-4:
+        mantissa, power = f"{value:.{max(0, digits - 1)}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        times = "" if mantissa in ("1", "-1") else f"{mantissa}×"
+        sign = "−" if mantissa == "-1" else ""
+        return f"{sign}{times}10{str(int(power)).translate(_SUPERSCRIPTS)}".replace("-", "−")
+    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if size >= unit:
+            return f"{value / unit:.{digits}g}{name}".replace("-", "−")
+    if size >= 10 ** (digits - 1):
+        return f"{value:,.0f}".replace("-", "−")
+    text = f"{value:.{digits}g}"
+    return text.replace("-", "−")
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """Only the values that can be drawn."""
+    return [value for value in values if math.isfinite(value)]
+
+
+def _round_step(rough: float, integers: bool) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(
+        factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * 0.999
+    )
+    if integers:
+        step = max(1.0, step)
+        if step != round(step):  # 2.5
+            step = 5.0 if step == 2.5 else float(math.ceil(step))
+    return step

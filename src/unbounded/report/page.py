@@ -1,0 +1,205 @@
+"""One self-contained HTML page: no script, nothing fetched, light and dark."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbounded.report import svg
+from unbounded.report.svg import escape
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a few sentences and figures.
+
+    Attributes:
+        title: plain text.
+        text: plain text; an empty line starts a new paragraph.
+        figures: HTML from `unbounded.report.svg` or `table`, put on the page as it is.
+        wide: over the whole width of the page, with the text beside the figure.
+    """
+
+    title: str
+    text: str = ""
+    figures: list[str] = field(default_factory=list)
+    wide: bool = False
+
+
+def render(
+    title: str, subtitle: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]
+) -> str:
+    """The page as text.
+
+    Args:
+        title: of the page.
+        subtitle: a sentence or two below it.
+        facts: (name, value) pairs shown as large numbers at the top.
+        sections: in order.
+    """
+    from unbounded import __version__
+
+    numbers = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
+    )
+    numbers = f'<dl class="facts">{numbers}</dl>' if numbers else ""
+    body = "".join(_section(section) for section in sections)
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en"><head><meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        '<meta name="color-scheme" content="light dark"/>'
+        f"<title>{escape(title)}</title><style>{STYLE}{svg.STYLE}</style></head>\n"
+        f"<body><header><h1>{escape(title)}</h1>{_paragraphs(subtitle)}{numbers}</header>\n"
+        f"<main>{body}</main>\n"
+        f"<footer>Written by unbounded {escape(__version__)}. This page is complete in itself: "
+        "it loads nothing and runs nothing.</footer></body></html>\n"
+    )
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", names: int = 1
+) -> str:
+    """A table as a figure; wide ones scroll within it.
+
+    Args:
+        columns: headings.
+        rows: cells, shown as `str` gives them.
+        title: of the figure.
+        names: how many columns from the left are names; the others are numbers.
+    """
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"a row has {len(row)} cells, there are {len(columns)} columns")
+    head = "".join(
+        f'<th scope="col"{"" if i < names else _NUMBER}>{escape(c)}</th>'
+        for i, c in enumerate(columns)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{escape(c)}</th>' if i < names else f"<td{_NUMBER}>{escape(c)}</td>"
+            for i, c in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
+    return (
+        f'<figure class="chart">{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div></figure>"
+    )
+
+
+def check_target(path: str | Path) -> Path:
+    """The path, if a page could be written there; to be asked before the work is done.
+
+    Raises:
+        FileNotFoundError: if its folder does not exist.
+        IsADirectoryError: if it is a folder itself.
+        PermissionError: if nothing may be written there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, the path of a page to write was expected")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise PermissionError(f"cannot write {path}: permission denied")
+    return path
+
+
+def write(path: str | Path, html: str) -> None:
+    """Write the page by way of a temporary file: it is there whole, or not at all."""
+    path = check_target(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(html)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+_NUMBER = ' class="number"'
+
+
+def _section(section: Section) -> str:
+    kind = ' class="wide"' if section.wide else ""
+    figures = "".join(section.figures)
+    figures = f'<div class="figures">{figures}</div>' if figures else ""
+    return (
+        f'<section{kind}><div class="words"><h2>{escape(section.title)}</h2>'
+        f"{_paragraphs(section.text)}</div>{figures}</section>"
+    )
+
+
+def _paragraphs(text: str) -> str:
+    parts = [" ".join(part.split()) for part in text.split("\n\n")]
+    return "".join(f"<p>{escape(part)}</p>" for part in parts if part)
+
+
+_LIGHT = """
+  --page: #f6f6f3; --card: #ffffff; --ink: #1c2026; --muted: #5f6773; --edge: #e3e3de;
+  --grid: #ebebe7; --axis: #a9aeb6;
+  --series-1: #2566ae; --series-2: #c4581a; --series-3: #2b7d59; --series-4: #7b4fa8;
+  --series-5: #8d6c12; --series-6: #ab3a61;
+"""
+_DARK = """
+  --page: #121418; --card: #1a1d23; --ink: #e9eaed; --muted: #9da5b1; --edge: #2a2e36;
+  --grid: #292d35; --axis: #5a626e;
+  --series-1: #6db0f0; --series-2: #f39a5b; --series-3: #62c498; --series-4: #bb98e6;
+  --series-5: #d8b74d; --series-6: #ef8cab;
+"""
+STYLE = f"""
+:root {{ color-scheme: light dark; {_LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
+@media print {{ :root {{ {_LIGHT} --page: #ffffff; }} section {{ break-inside: avoid; }} }}
+* {{ box-sizing: border-box; }}
+html {{ -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }}
+body {{ margin: 0 auto; padding: clamp(1.25rem, 4vw, 3.25rem) clamp(1rem, 4vw, 2.5rem);
+  max-width: 76rem; background: var(--page); color: var(--ink); line-height: 1.55;
+  font-family: system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "Noto Sans", "DejaVu Sans",
+  sans-serif; font-size: 1rem; }}
+header {{ margin-bottom: clamp(1.5rem, 3vw, 2.25rem); }}
+h1 {{ font-size: clamp(1.55rem, 1.2rem + 1.6vw, 2.3rem); line-height: 1.15; margin: 0 0 .6rem;
+  letter-spacing: -.018em; font-weight: 680; text-wrap: balance; overflow-wrap: anywhere; }}
+header p {{ margin: 0 0 .4rem; color: var(--muted); max-width: 44rem; text-wrap: pretty;
+  overflow-wrap: anywhere; }}
+.facts {{ display: grid; gap: 1px; margin: 1.6rem 0 0; background: var(--edge); overflow: hidden;
+  grid-template-columns: repeat(auto-fit, minmax(min(9.5rem, 45%), 1fr));
+  border: 1px solid var(--edge); border-radius: .7rem; }}
+.facts div {{ background: var(--card); padding: .8rem 1rem .75rem; min-width: 0; }}
+.facts dt {{ font-size: .78rem; color: var(--muted); line-height: 1.3; overflow-wrap: anywhere; }}
+.facts dd {{ margin: .15rem 0 0; font-size: 1.4rem; font-weight: 620; line-height: 1.2;
+  font-variant-numeric: tabular-nums; letter-spacing: -.01em; overflow-wrap: anywhere; }}
+main {{ display: grid; gap: 1.1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }}
+section {{ background: var(--card); border: 1px solid var(--edge); border-radius: .7rem;
+  padding: clamp(1rem, 2.2vw, 1.5rem); min-width: 0; }}
+section.wide {{ grid-column: 1 / -1; }}
+h2 {{ font-size: 1.08rem; line-height: 1.3; margin: 0 0 .4rem; letter-spacing: -.006em;
+  font-weight: 640; text-wrap: balance; overflow-wrap: anywhere; }}
+section p {{ margin: 0 0 .6rem; font-size: .9rem; color: var(--muted); text-wrap: pretty;
+  overflow-wrap: anywhere; max-width: 40rem; }}
+.figures {{ display: grid; gap: 1.4rem 1.8rem; margin-top: .9rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }}
+@media (min-width: 62rem) {{
+  section.wide {{ display: grid; grid-template-columns: minmax(0, 19rem) minmax(0, 1fr);
+    gap: 2.2rem; }}
+  section.wide .figures {{ margin-top: 0; }}
+}}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; font-size: .86rem;
+  font-variant-numeric: tabular-nums; }}
+th, td {{ text-align: left; padding: .38rem .9rem .38rem 0; border-bottom: 1px solid var(--edge);
+  font-weight: 400; white-space: nowrap; }}
+thead th {{ color: var(--muted); font-size: .8rem; }}
+th.number, td.number {{ text-align: right; padding-right: 0; padding-left: .9rem; }}
+footer {{ margin-top: 2rem; font-size: .8rem; color: var(--muted); }}
+"""

@@ -1,0 +1,261 @@
+"""From a fitted model and its history to the sections of a page."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unbounded.likelihoods import ClassPrediction
+from unbounded.predictive import predict
+from unbounded.report import svg
+from unbounded.report.axes import number
+from unbounded.report.page import Section
+from unbounded.report.terminal import shown_range
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+    from unbounded.training import History
+
+_GRID = 240  # pixels along each side of a decision boundary
+_MOST_BARS = 60
+
+
+def depth_posterior(model: "UDN") -> Section:
+    """q(ℓ) as bars, the mode in the second colour."""
+    first, _ = model.support()
+    probs = model.depth_log_probs().detach().exp().tolist()
+    return posterior_section(probs, first)
+
+
+def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
+    """The same from the probabilities alone.
+
+    Args:
+        probs: q(first_depth), q(first_depth + 1), …
+        first_depth: the depth of the first one.
+    """
+    mean = sum(p * (first_depth + index) for index, p in enumerate(probs))
+    mode = max(range(len(probs)), key=lambda index: probs[index])
+    low, high = _central(probs, 0.9)
+    start, stop = shown_range(probs, _MOST_BARS)
+    figure = svg.bar_chart(
+        probs[start:stop],
+        [str(first_depth + index) for index in range(start, stop)],
+        title="Posterior over depth, q(ℓ)",
+        x_label="depth ℓ",
+        y_label="probability",
+        highlight=mode - start,
+        value_format=lambda p: f"{p:.2f}" if p >= 0.005 else number(p, 1),
+    )
+    text = (
+        f"How deep the network should be, given the data. The most probable depth is "
+        f"{first_depth + mode}, the expected one {mean:.2f}; the middle 90 % of the mass lies "
+        f"{_between(first_depth + low, first_depth + high)}. Predictions average over all of them."
+    )
+    if stop - start < len(probs):
+        mass = 1 - sum(probs[start:stop]) / sum(probs)
+        text += (
+            f" Of {len(probs)} depths those with next to no mass are not drawn "
+            f"(together {number(mass, 2)})."
+        )
+    return Section("How deep?", text, [figure])
+
+
+def depth_over_time(history: "History") -> Section:
+    """E[ℓ] and m over the epochs, with the births of layers marked."""
+    epochs = history["epoch"] if len(history) else []
+    series = (
+        {
+            "E[ℓ], expected depth": (epochs, history["depth_mean"]),
+            "m, the last depth with mass": (epochs, history["max_depth"]),
+        }
+        if len(history)
+        else {}
+    )
+    births: dict[int, list[int]] = {}
+    for row in history.births:
+        births.setdefault(int(row["epoch"]), []).append(int(row["depth"]))
+    figure = svg.line_chart(
+        series,
+        title="Depth during training",
+        x_label="epoch",
+        y_label="depth",
+        marks=[(float(epoch), _run(depths)) for epoch, depths in sorted(births.items())],
+        mark_name="birth of a layer",
+        steps=("m, the last depth with mass",),
+    )
+    text = (
+        "The network starts shallow. As training moves q(ℓ) towards deeper networks its support "
+        "grows, and the layer that is missing is created in that very step."
+    )
+    if births:
+        born = sum(len(depths) for depths in births.values())
+        text += (
+            f" {'One layer was' if born == 1 else f'{born} layers were'} born on the way; "
+            "each dashed line is a birth, the number above it the depth of the new layer."
+        )
+    else:
+        text += " No layer was born in this run: the ones it began with were enough."
+    return Section("How depth was found", text, [figure], wide=True)
+
+
+def elbo_terms(history: "History") -> Section:
+    """The terms of the ELBO as costs, on a logarithmic axis where all are positive."""
+    series: dict[str, svg.Series] = {}
+    log = False
+    if len(history):
+        epochs = history["epoch"]
+        series = {
+            "misfit, −E[log p(y | x, ℓ)]": (epochs, [-v for v in history["expected_log_lik"]]),
+            "weights, KL": (epochs, history["weight_kl"]),
+            "depth, KL": (epochs, history["depth_kl"]),
+            "−ELBO, their sum": (epochs, [-v for v in history["elbo"]]),
+        }
+        # A density can be above one: then the misfit is negative and the axis linear.
+        log = all(v > 0 for _, values in series.values() for v in values if math.isfinite(v))
+    figure = svg.line_chart(
+        series,
+        title="What the ELBO is made of",
+        x_label="epoch",
+        y_label="nats, lower is better",
+        log_y=log,
+    )
+    text = (
+        "Training maximises the evidence lower bound: it trades the misfit to the data against "
+        "what the weights and the depth cost under their priors. All in nats, for the whole "
+        "training set."
+    )
+    return Section("What was optimised", text, [figure])
+
+
+def score_over_time(history: "History", score_name: str) -> Section:
+    """The scores of the sets that were watched during training, epoch by epoch."""
+    names = [c for c in history.columns if c.endswith(f"_{score_name}")]
+    series = {
+        _SETS.get(name.removesuffix(f"_{score_name}"), name): (history["epoch"], history[name])
+        for name in names
+    }
+    label = score_name.replace("_", " ")
+    figure = svg.line_chart(
+        series, title=f"{_capital(label)} during training", x_label="epoch", y_label=label
+    )
+    return Section(
+        f"{_capital(label)} over time",
+        "After every epoch the mixture over depths is scored on rows that it was not trained on. "
+        "The weights of the best epoch are the ones that were kept.",
+        [figure],
+    )
+
+
+def score_by_depth(
+    depths: Sequence[int],
+    scores: Sequence[float],
+    mixture_score: float,
+    score_name: str,
+    depth_probs: Sequence[float],
+) -> Section:
+    """The score of each depth alone, against that of the mixture.
+
+    Args:
+        depths: ℓ.
+        scores: the score if only depth ℓ spoke, in the same order.
+        mixture_score: the score of Σ_ℓ q(ℓ) p(y; Ω_ℓ(x)).
+        score_name: such as "accuracy".
+        depth_probs: q(ℓ), the area of each dot.
+    """
+    label = score_name.replace("_", " ")
+    tips = [
+        f"depth {d}: {label} {number(s, 4)}, q(ℓ) {number(p, 3)}"
+        for d, s, p in zip(depths, scores, depth_probs, strict=True)
+    ]
+    figure = svg.scatter_chart(
+        {"a depth alone": ([float(d) for d in depths], scores)},
+        title=f"{_capital(label)} by depth",
+        x_label="depth ℓ",
+        y_label=label,
+        sizes={"a depth alone": depth_probs},
+        tips={"a depth alone": tips},
+        reference=(mixture_score, "the mixture over depths"),
+        integer_x=True,
+    )
+    text = (
+        f"Each dot is the {label} of one depth on its own, its area the probability q(ℓ) which "
+        "that depth has in the mixture. Depths with little mass were hardly trained."
+    )
+    return Section(f"{_capital(label)} at each depth", text, [figure])
+
+
+def decision_boundary(
+    model: "UDN", x: Tensor, y: Tensor, names: Sequence[str] = ("", ""), classes: Sequence[str] = ()
+) -> Section:
+    """Class probabilities of the mixture over the plane of two inputs, with points over it.
+
+    Args:
+        model: a classifier of two inputs.
+        x: points to draw, `(rows, 2)`.
+        y: their classes, `(rows,)`.
+        names: of the two inputs.
+        classes: names of the classes.
+    """
+    if x.dim() != 2 or x.shape[1] != 2:
+        raise ValueError(f"a decision boundary needs two inputs, got {tuple(x.shape)}")
+    points = x.detach().double().cpu()
+    low, high = points.min(0).values, points.max(0).values
+    margin = (high - low).clamp_min(1e-6) * 0.06
+    low, high = low - margin, high + margin
+    xs, ys = (torch.linspace(float(low[i]), float(high[i]), _GRID) for i in (0, 1))
+    grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1)  # (y, x, 2)
+    field, drawn = predict(model, grid.reshape(-1, 2), batch_size=16384), predict(model, x)
+    if not isinstance(field, ClassPrediction) or not isinstance(drawn, ClassPrediction):
+        raise ValueError(
+            f"a decision boundary needs a likelihood of classes, got {model.likelihood}"
+        )
+    labels = y.detach().cpu()
+    wrong = drawn.classes.cpu() != labels
+    figure = svg.heatmap(
+        field.probs.reshape(_GRID, _GRID, -1).double().cpu().numpy(),
+        (float(low[0]), float(high[0]), float(low[1]), float(high[1])),
+        (points[:, 0].tolist(), points[:, 1].tolist(), labels.tolist()),
+        title="Decision boundary",
+        x_label=names[0] or "first input",
+        y_label=names[1] or "second input",
+        names=classes,
+        wrong=np.asarray(wrong).tolist(),
+    )
+    text = (
+        "Where the network sees which class, and how surely: pale means undecided. The points "
+        f"are {len(labels)} rows that it was not trained on."
+    )
+    return Section("What it learnt", text, [figure])
+
+
+_SETS = {"val": "validation", "test": "test", "train": "training"}
+
+
+def _capital(text: str) -> str:
+    return text.upper() if text in ("rmse", "mae", "nll", "crps") else text[:1].upper() + text[1:]
+
+
+def _central(probs: Sequence[float], mass: float) -> tuple[int, int]:
+    """The indices between which the middle `mass` of a distribution lies."""
+    total, tail = sum(probs), (1 - mass) / 2
+    seen, low, high = 0.0, 0, len(probs) - 1
+    for index, p in enumerate(probs):
+        before, seen = seen, seen + p / total
+        if before <= tail < seen:
+            low = index
+        if before < 1 - tail <= seen:
+            high = index
+    return low, high
+
+
+def _between(low: int, high: int) -> str:
+    return f"at depth {low}" if low == high else f"between depths {low} and {high}"
+
+
+def _run(depths: Sequence[int]) -> str:
+    low, high = min(depths), max(depths)
+    return str(low) if low == high else f"{low}–{high}"
