@@ -4,6 +4,8 @@ An implementation of "Variational Inference for Infinitely Deep Neural Networks"
 Blei, ICML 2022), and more.
 """
 
+from typing import TYPE_CHECKING
+
 from unbounded.depth import DepthFamily as DepthFamily
 from unbounded.depth import FiniteDepth as FiniteDepth
 from unbounded.depth import FixedDepth as FixedDepth
@@ -30,4 +32,25 @@ from unbounded.training import fit as fit
 from unbounded.training import make_optimizer as make_optimizer
 from unbounded.training import step as step
 
+if TYPE_CHECKING:
+    from unbounded.estimators import UDNClassifier as UDNClassifier
+    from unbounded.estimators import UDNRegressor as UDNRegressor
+
 __version__ = "0.1.0"
+
+# Names that cost an import of scikit-learn: it happens when they are first asked for.
+_LAZY = {"UDNClassifier": "unbounded.estimators", "UDNRegressor": "unbounded.estimators"}
+
+if not TYPE_CHECKING:  # a type checker would take this as leave to use any name
+
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            import importlib
+
+            value = getattr(importlib.import_module(_LAZY[name]), name)
+            globals()[name] = value
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LAZY})

@@ -1,0 +1,96 @@
+"""Fitted estimators as files: the model's safetensors file with the rest in its header, as data."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from unbounded import files
+from unbounded.estimators.base import UDNEstimator, resolve_device
+from unbounded.estimators.plain import PLAIN, describe_scaling, rebuild_scaling
+from unbounded.files import FileError
+from unbounded.training import History
+
+_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
+
+
+def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
+    """Write a fitted estimator to one safetensors file, atomically."""
+    check_is_fitted(estimator)
+    described: dict[str, Any] = {
+        "kind": type(estimator).__name__,
+        "arguments": _arguments(estimator),
+        "n_features_in": estimator.n_features_in_,
+        "feature_names_in": list(getattr(estimator, "feature_names_in_", [])) or None,
+        "input_scaling": describe_scaling(estimator.input_scaling_),
+        "history": {"rows": estimator.history_.rows, "births": estimator.history_.births},
+        "best_epoch": estimator.best_epoch_,
+        "n_iter": estimator.n_iter_,
+        "stopped": estimator.stopped_,
+        "n_rows_seen": estimator.n_rows_seen_,
+        **estimator._describe_targets(),
+    }
+    files.save(estimator.model_, path, extra={**(extra or {}), "estimator": described})
+
+
+def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
+    """Read a fitted estimator of either kind.
+
+    Args:
+        path: what `save` wrote.
+        device: where the model goes.
+        parts: layers, likelihood, depth, depth_prior or weight_prior of your own.
+
+    Raises:
+        FileError: if the file is not one of an estimator, or not whole.
+    """
+    from unbounded.estimators import UDNClassifier, UDNRegressor
+
+    kinds: dict[str, Any] = {cls.__name__: cls for cls in (UDNClassifier, UDNRegressor)}
+    unknown = set(parts) - set(_PARTS)
+    if unknown:
+        raise TypeError(f"load takes device and {', '.join(_PARTS)}, got {sorted(unknown)}")
+    described = files.read_header(path).get("extra", {}).get("estimator")
+    if not isinstance(described, dict) or described.get("kind") not in kinds:
+        raise FileError(f"{path} holds a model, but not one of an estimator: use unbounded.load")
+    model = files.load(path, device=resolve_device(device), **parts)
+    try:
+        estimator = kinds[described["kind"]]()
+        arguments = described["arguments"]
+        estimator.set_params(
+            **arguments["plain"],
+            # Parts that were given are what the model has now.
+            **{name: getattr(model, name) for name in arguments["parts"]},
+            device=device,
+        )
+        estimator.model_ = model
+        estimator._optimizer = None
+        estimator.n_features_in_ = int(described["n_features_in"])
+        if described["feature_names_in"]:
+            estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
+        estimator.input_scaling_ = rebuild_scaling(
+            described["input_scaling"], estimator.n_features_in_
+        )
+        history = described["history"]
+        estimator.history_ = History(history["rows"], history["births"])
+        estimator.best_epoch_ = described["best_epoch"]
+        estimator.n_iter_ = described["n_iter"]
+        estimator.stopped_ = described["stopped"]
+        estimator.n_rows_seen_ = described["n_rows_seen"]
+        estimator._rebuild_targets(described)
+    except FileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(
+            f"{path} does not describe an estimator this version can build: {error}"
+        ) from None
+    return estimator
+
+
+def _arguments(estimator: UDNEstimator) -> dict[str, Any]:
+    """The constructor's arguments that are plain data, and the names of the parts given."""
+    values = estimator.get_params(deep=False)
+    parts = [name for name in _PARTS if values.pop(name) is not None]
+    values.pop("device")
+    return {"plain": {k: v for k, v in values.items() if isinstance(v, PLAIN)}, "parts": parts}

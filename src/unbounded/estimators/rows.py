@@ -1,0 +1,114 @@
+"""What the estimators do to the rows of a table before the network sees them."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# A held-out set of fewer rows says too little of the epochs to choose among them.
+MIN_VALIDATION_ROWS = 8
+
+
+class Rows(NamedTuple):
+    """Rows of a table with what they count."""
+
+    x: Array  # (rows, feature)
+    y: Array  # (rows,) classes 0 … C−1, or (rows, target) numbers
+    weights: Array  # (rows,): how often each counts, positive
+
+    def take(self, index: Array) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.x[index], self.y[index], self.weights[index])
+
+
+def merge(x: Array, y: Array, weights: Array) -> Rows:
+    """Equal rows become one that counts as often as they did together; rows of weight 0 go.
+
+    The result is in an order of its own. So a weight of 2 is the same as a row that is there
+    twice, to the last bit; the order of a table does not matter; and no row can be in the
+    training and in the validation share at once.
+    """
+    keep = weights > 0
+    x, y, weights = x[keep], y[keep], weights[keep]
+    columns = y.reshape(len(y), -1).astype(np.float64)
+    table = np.ascontiguousarray(np.hstack([x.astype(np.float64), columns])) + 0.0  # no −0
+    keys = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    # np.unique keeps the first of equal rows, and bincount adds in the order of the table: sorted
+    # weights make the sums independent of that order.
+    order = np.argsort(weights, kind="stable")
+    counts = np.bincount(group[order], weights[order], first.size)
+    if first.size == 1:  # training wants two rows: the same twice, each for half
+        first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
+    return Rows(x[first], y[first], counts)
+
+
+def split(
+    rows: int, fraction: float, classes: Array | None, rng: np.random.RandomState
+) -> tuple[Array, Array]:
+    """Indices of training and validation rows, each class in proportion if `classes` are given.
+
+    Every class keeps a row for training. Nothing is held out where that would leave fewer than
+    `MIN_VALIDATION_ROWS`.
+    """
+    order = rng.permutation(rows)
+    wanted = round(fraction * rows)
+    if wanted < MIN_VALIDATION_ROWS:
+        return np.sort(order), order[:0]
+    if classes is None:
+        return np.sort(order[wanted:]), np.sort(order[:wanted])
+    _, codes, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    share = sizes * (wanted / rows)
+    held = np.floor(share).astype(int)
+    # The largest remainders make up what rounding down left over.
+    missing = wanted - held.sum()
+    held[np.argsort(held - share, kind="stable")[:missing]] += 1
+    held = np.minimum(held, sizes - 1)
+    # The place of each row among those of its class, in the shuffled order.
+    by_class = order[np.argsort(codes[order], kind="stable")]
+    starts = np.cumsum(sizes) - sizes
+    place = np.arange(rows) - np.repeat(starts, sizes)
+    chosen = place < np.repeat(held, sizes)
+    return np.sort(by_class[~chosen]), np.sort(by_class[chosen])
+
+
+@dataclass
+class Scaling:
+    """x ↦ (x − center) / scale, column by column."""
+
+    center: NDArray[np.float64]  # (column,)
+    scale: NDArray[np.float64]  # (column,), positive
+
+    @classmethod
+    def of(cls, values: Array, weights: Array) -> "Scaling":
+        """To mean 0 and standard deviation 1; columns that do not vary are only centred."""
+        values = values.astype(np.float64)
+        share = weights / weights.sum()
+        largest = np.abs(values).max(0)
+        largest[largest == 0] = 1.0
+        unit = values / largest  # squares of large numbers would overflow
+        center = share @ unit
+        deviation = np.sqrt(share @ (unit - center) ** 2)
+        # What rounding makes of a constant column is no deviation.
+        constant = deviation <= 1e-12
+        deviation[constant] = 1.0
+        with np.errstate(under="ignore"):
+            scale = np.where(constant, 1.0, deviation * largest)
+        scale[scale < np.finfo(np.float64).tiny] = 1.0
+        return cls(center * largest, scale)
+
+    @classmethod
+    def none(cls, columns: int) -> "Scaling":
+        """Leave everything as it is."""
+        return cls(np.zeros(columns), np.ones(columns))
+
+    def apply(self, values: Array) -> NDArray[np.float64]:
+        """Standardised values, `(…, column)`."""
+        return (values - self.center) / self.scale
+
+    def undo(self, values: Array) -> NDArray[np.float64]:
+        """Values in original units, `(…, column)`."""
+        return values * self.scale + self.center
