@@ -1,0 +1,289 @@
+"""What each column of a table is, told from all of its values in one pass over the file."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unbounded.data.tables import values as read
+from unbounded.data.tables.reading import Table, TableError
+
+TRACKED = 20_000
+"""How many different values of a column are counted; more are only known to be many."""
+
+# A text column whose values nearly all differ says nothing that could be met again.
+_UNIQUE_FROM = 20  # rows from which "no value is there twice" means something
+_TEXT_FROM, _TEXT_SHARE = 50, 0.5  # different texts, and as a share of the rows with a value
+# A column of numbers with some text in it is a mistake in the file rather than a category.
+_NUMBER_SHARE, _NUMBERS_FROM = 0.9, 10
+_ID = re.compile(r"(^|[\W_])(id|uuid|guid|index|key|row|rownum|nr|no)$", re.I)
+_ID_CAMEL = re.compile(r"[a-z](Id|ID|Key)$")
+_UNNAMED = re.compile(r"^\(column \d+\)$|^Unnamed: \d+$|^$")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column is and holds.
+
+    Attributes:
+        name: as in the file.
+        kind: "number", "category", "boolean", "date", "text" (only whether it is there counts)
+            or "dropped".
+        rows: how many rows were looked at.
+        missing: in how many of them nothing stands.
+        distinct: how many different values there are; None if more than `TRACKED`.
+        low: the smallest number, or date in seconds since 1970.
+        high: the largest.
+        format: of a date.
+        numeric: a category whose texts are numbers, however they are written.
+        why: the reason for being dropped.
+    """
+
+    name: str
+    kind: str
+    rows: int = 0
+    missing: int = 0
+    distinct: int | None = None
+    low: float | None = None
+    high: float | None = None
+    format: str | None = None
+    numeric: bool = False
+    why: str = ""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the model sees anything of it."""
+        return self.kind != "dropped"
+
+    def summary(self) -> str:
+        """The range or the number of levels, for people."""
+        if self.kind == "number" and self.low is not None and self.high is not None:
+            return f"{self.low:.6g} … {self.high:.6g}"
+        if self.kind == "date" and self.low is not None and self.high is not None:
+            return f"{_day(self.low)} … {_day(self.high)}"
+        if self.kind == "boolean":
+            return "yes, no"
+        if self.kind == "dropped" and self.missing == self.rows:
+            return ""
+        many = f"over {TRACKED:,}" if self.distinct is None else f"{self.distinct:,}"
+        return f"{many} value{'' if self.distinct == 1 else 's'}"
+
+
+class Profile:
+    """Everything that is asked of a column, gathered chunk by chunk in bounded memory."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.rows = 0
+        self.missing = 0
+        self.kinds: set[str] = set()
+        self.numbers = 0
+        self.whole = True
+        self.low, self.high = math.inf, -math.inf
+        self.infinite: tuple[int, float] | None = None  # the first: row from 1, value
+        self.text: tuple[int, str] | None = None  # the first that is no number
+        self.levels: Counter[str] | None = Counter()
+        self.repeats = False
+        self.formats: list[str] | None = None  # that read every date so far
+        self.days = (math.inf, -math.inf)
+
+    @property
+    def present(self) -> int:
+        """In how many rows something stands."""
+        return self.rows - self.missing
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all that stands there are numbers."""
+        return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
+
+    def update(self, series: Any, start: int) -> None:
+        """Take in the values of a chunk that starts at row `start` (from 0)."""
+        kind = read.native_kind(series)
+        missing = int(series.isna().sum())
+        self.rows += len(series)
+        self.missing += missing
+        if missing < len(series):
+            self.kinds.add(kind)
+        values, bad = read.numbers(series)
+        self._update_numbers(values, start)
+        if bad.any():
+            if self.text is None:
+                at = int(bad.argmax())
+                self.text = (start + at + 1, str(series.iloc[at]))
+            self._update_dates(series, kind)
+        self._update_levels(series)
+
+    def _update_numbers(self, values: Any, start: int) -> None:
+        there = values[~np.isnan(values)]
+        self.numbers += there.size
+        infinite = np.isinf(values)
+        if infinite.any() and self.infinite is None:
+            at = int(infinite.argmax())
+            self.infinite = (start + at + 1, float(values[at]))
+        there = there[np.isfinite(there)]
+        if there.size:
+            self.low = min(self.low, float(there.min()))
+            self.high = max(self.high, float(there.max()))
+            self.whole = self.whole and bool((there == np.round(there)).all())
+
+    def _update_dates(self, series: Any, kind: str) -> None:
+        if self.formats is None:
+            self.formats = list(read.DATE_FORMATS) if self.numbers == 0 else []
+        if kind == "text" and self.formats:
+            few = series.dropna().head(20)
+            self.formats = [f for f in self.formats if not read.dates(few, f).bad.any()]
+        low, high = self.days
+        surviving: list[str] = []
+        for format in self.formats:
+            seconds, bad = read.dates(series, format)
+            if bad.any():
+                continue
+            if not surviving:
+                low, high = min(low, np.nanmin(seconds)), max(high, np.nanmax(seconds))
+            surviving.append(format)
+        self.formats, self.days = surviving, (float(low), float(high))
+
+    def _update_levels(self, series: Any) -> None:
+        if self.levels is None:
+            return
+        counts = series.value_counts(sort=False)
+        names = read.texts(counts.index.to_series().reset_index(drop=True))
+        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+            self.levels[name] += count
+        # Once something is there twice it stays so; how often no longer matters.
+        self.repeats = self.repeats or any(count > 1 for count in self.levels.values())
+        if len(self.levels) > TRACKED:
+            self.levels = None
+
+    def column(self, *, category: bool = False, keep: bool = False) -> Column:
+        """What the column is.
+
+        Args:
+            category: the user says that its numbers are names.
+            keep: the user says that it is no identifier.
+
+        Raises:
+            TableError: on infinite values, or text in a column of numbers.
+        """
+        distinct = None if self.levels is None else len(self.levels)
+
+        def found(kind: str, why: str = "", **more: Any) -> Column:
+            return Column(
+                self.name, kind, self.rows, self.missing, distinct=distinct, why=why, **more
+            )
+
+        if self.present == 0:
+            return found("dropped", "all values are missing")
+        if self.infinite is not None and not category:
+            row, value = self.infinite
+            raise TableError(
+                f"column {self.name!r} holds infinite values, the first ({value}) in row {row}: "
+                "leave them empty if they are unknown"
+            )
+        if distinct == 1 and self.missing == 0:
+            return found("dropped", "one value only")
+        if self.kinds == {"boolean"}:
+            return found("boolean")
+        if self.is_number and not category:
+            if not keep and self._is_identifier():
+                return found("dropped", "an identifier: every value differs")
+            return found("number", low=self.low, high=self.high)
+        if self.kinds == {"date"} or (self.formats and not self.numbers and not category):
+            format = self.formats[0] if self.formats else read.ISO
+            return found("date", low=self.days[0], high=self.days[1], format=format)
+        if not category:
+            self.check_text()
+        lowered = {level.lower() for level in self.levels or ()}
+        if len(lowered) == 2 and lowered & read.YES and lowered & read.NO and not category:
+            return found("boolean")
+        why = "" if keep or category else self._why_text()
+        if why:
+            return found("text") if self.missing else found("dropped", why)
+        if distinct is None:
+            return found("dropped", f"more than {TRACKED:,} different texts")
+        return found("category", numeric=self.is_number)
+
+    def check_text(self) -> None:
+        """An error if this is a column of numbers with some text in it."""
+        if self.text is None or self.numbers == 0:
+            return
+        names = 0 if self.levels is None else sum(_is_number(level) for level in self.levels)
+        enough = self.levels is None or names >= _NUMBERS_FROM
+        if enough and self.numbers >= _NUMBER_SHARE * self.present:
+            row, text = self.text
+            raise TableError(
+                f"column {self.name!r} holds text among numbers, the first ({shorten(text)!r}) in "
+                f"row {row}: mend it, or say --missing {shorten(text)!r} or "
+                f"--category {self.name!r}"
+            )
+
+    def _is_identifier(self) -> bool:
+        if self.repeats or not self.whole or self.present < _UNIQUE_FROM:
+            return False
+        named = _ID.search(self.name) or _ID_CAMEL.search(self.name) or _UNNAMED.search(self.name)
+        return named is not None
+
+    def _why_text(self) -> str:
+        """Why texts that hardly repeat are of no use; empty if they do repeat."""
+        if not self.repeats and self.present >= _UNIQUE_FROM:
+            return "an identifier: every value differs"
+        distinct = TRACKED + 1 if self.levels is None else len(self.levels)
+        if distinct > _TEXT_FROM and distinct > _TEXT_SHARE * self.present:
+            return "free text: most values differ"
+        return ""
+
+
+def profile(
+    table: Table,
+    columns: Sequence[str] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Profile]:
+    """A profile of each column, from one pass over the file.
+
+    Raises:
+        TableError: if there are no rows.
+    """
+    names = list(table.names if columns is None else columns)
+    profiles = {name: Profile(name) for name in names}
+    for start, frame in table.chunks(names, progress=progress):
+        for name in names:
+            profiles[name].update(frame[name], start)
+    if not any(p.rows for p in profiles.values()):
+        raise TableError(f"{table.path} has a header and no rows")
+    return profiles
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """ "did you mean …?" where a name is near, else the names that there are."""
+    import difflib
+
+    names = list(names)
+    lower = {n.lower(): n for n in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(lower[n]) for n in near) + "?"
+    shown = ", ".join(repr(n) for n in names[:10])
+    return f"there are {shown}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def shorten(text: str, size: int = 40) -> str:
+    """One line of at most `size` characters."""
+    text = " ".join(str(text).split())
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _day(seconds: float) -> str:
+    return str(np.datetime64(round(seconds), "s").astype("datetime64[D]"))

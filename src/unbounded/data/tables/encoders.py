@@ -1,0 +1,352 @@
+"""From the values of one column to numbers near 0 with a spread near 1, kind by kind.
+
+Every encoder is data: it becomes a plain dictionary (`to_dict`) and comes back from one.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbounded.data.tables.values import Floats
+
+Codes = NDArray[np.int32]
+
+MAX_LEVELS = 40
+"""Categories with more levels than this also get the mean of the target at each level."""
+_TOP_LEVELS = 20  # of which the most frequent have a place of their own
+_MAX_MEANS = 2_000  # levels whose means are kept in the file
+_SMOOTHING = 10.0  # rows of the overall mean that are mixed into each level's
+_FOLDS = 5
+_HUGE = 1e150  # beyond this a difference of two numbers, or a square, may overflow
+_MIN_LIMIT = 10.0
+_YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
+_MONDAY = 4 * 86400  # 1970 began on a Thursday: weeks are counted from the Monday after
+
+
+class Coded(NamedTuple):
+    """Texts as numbers into a list of levels, −1 where there is none."""
+
+    codes: Codes  # (rows,)
+    levels: list[str]
+
+    def take(self, rows: Any) -> "Coded":
+        """Some of the rows."""
+        return Coded(self.codes[rows], self.levels)
+
+
+class Response(NamedTuple):
+    """What the means of a category's levels are means of: columns with a mean and a spread."""
+
+    values: Floats  # (rows, means): indicators of the classes, or the number, standardised
+    seed: int
+
+
+class Encoder(ABC):
+    """A column's encoder, fitted to training rows."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def names(self, column: str) -> list[str]:
+        """The names of the numbers that it gives."""
+
+    @abstractmethod
+    def transform(self, values: Any) -> NDArray[np.float32]:
+        """`(rows,)` values, as the column's kind reads them, to `(rows, width)`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the kind."""
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclass
+class Scale:
+    """A number made comparable: centred, divided by a spread, heavy tails drawn in.
+
+    z = (x − median) / spread, the spread from the quartiles; where z has heavy tails, asinh(z)
+    in its place, which is linear near 0 and logarithmic far out; then the mean and the standard
+    deviation of the training rows are taken out. Beyond `limit` values are cut off.
+    """
+
+    centre: float = 0.0
+    spread: float = 1.0
+    heavy: bool = False
+    mean: float = 0.0
+    sd: float = 1.0
+    limit: float = _MIN_LIMIT
+
+    @classmethod
+    def fit(cls, values: Floats) -> "Scale":
+        """From the values of the training rows, `(rows,)`, NaN where there is none."""
+        x = np.clip(values[~np.isnan(values)], -_HUGE, _HUGE)
+        if x.size == 0:
+            return cls()
+        low, centre, high = np.quantile(x, [0.25, 0.5, 0.75], method="inverted_cdf").tolist()
+        spread = (high - low) / 1.349  # the standard deviation of a Gaussian with these quartiles
+        if not spread > 1 / _HUGE:
+            spread = float(np.std(x))
+        if not spread > 1 / _HUGE:
+            return cls(centre=centre)
+        z = np.abs(x - centre) / spread
+        heavy = bool(z.max() > 12 or np.quantile(z, 0.99) > 6)
+        first = cls(centre, spread, heavy, limit=math.inf)
+        t = first.transform(x)
+        sd = float(np.std(t))
+        first.mean, first.sd = float(np.mean(t)), sd if sd > 0 else 1.0
+        furthest = float(np.abs(first.transform(x)).max())
+        first.limit = max(_MIN_LIMIT, furthest)
+        return first
+
+    def transform(self, values: Floats) -> Floats:
+        """Encoded numbers `(rows,)`; what is missing becomes the median."""
+        x = np.clip(values, -_HUGE, _HUGE)
+        z = (np.where(np.isnan(x), self.centre, x) - self.centre) / self.spread
+        t = np.arcsinh(z) if self.heavy else z
+        return np.clip((t - self.mean) / self.sd, -self.limit, self.limit)
+
+
+@dataclass
+class NumberEncoder(Encoder):
+    """One number, and whether it is missing if it ever was."""
+
+    kind: ClassVar[str] = "number"
+    scale: Scale
+    indicator: bool
+
+    @classmethod
+    def fit(cls, values: Floats) -> "NumberEncoder":
+        """From the training rows, `(rows,)`."""
+        return cls(Scale.fit(values), bool(np.isnan(values).any()))
+
+    def names(self, column: str) -> list[str]:
+        """The column, and whether it is missing."""
+        return [column, f"{column} (missing)"] if self.indicator else [column]
+
+    def transform(self, values: Floats) -> NDArray[np.float32]:
+        """`(rows,)` → `(rows, 1 or 2)`."""
+        parts = [self.scale.transform(values)]
+        if self.indicator:
+            parts.append(np.isnan(values).astype(np.float64))
+        return np.stack(parts, 1).astype(np.float32)
+
+
+class BooleanEncoder(NumberEncoder):
+    """Yes or no as a number; what is missing becomes the share of yes."""
+
+    kind: ClassVar[str] = "boolean"
+
+    @classmethod
+    def fit(cls, values: Floats) -> "BooleanEncoder":
+        """From the training rows, `(rows,)` of 0, 1 and NaN."""
+        share = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
+        sd = math.sqrt(share * (1 - share))
+        scale = Scale(centre=share, spread=sd if sd > 0 else 1.0)
+        # A rare yes lies far out: at 1/√share.
+        scale.limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
+        return cls(scale, bool(np.isnan(values).any()))
+
+
+@dataclass
+class PresenceEncoder(Encoder):
+    """Of a text, only whether it is there."""
+
+    kind: ClassVar[str] = "text"
+
+    def names(self, column: str) -> list[str]:
+        """Whether the column is missing."""
+        return [f"{column} (missing)"]
+
+    def transform(self, values: Floats) -> NDArray[np.float32]:
+        """`(rows,)`, NaN where nothing stands → `(rows, 1)`."""
+        return np.isnan(values)[:, None].astype(np.float32)
+
+
+@dataclass
+class DateEncoder(Encoder):
+    """The time itself, and sine and cosine of its place in the year, the week and the day."""
+
+    kind: ClassVar[str] = "date"
+    scale: Scale
+    cycles: list[str]
+    indicator: bool
+
+    @classmethod
+    def fit(cls, seconds: Floats) -> "DateEncoder":
+        """From the training rows, `(rows,)` of seconds since 1970.
+
+        A cycle counts if the rows go through at least a good half of it: the year from 200 days,
+        the week from 5 days, the day if there is a time of day at all.
+        """
+        there = seconds[~np.isnan(seconds)]
+        cycles = []
+        if there.size:
+            span = float(there.max() - there.min())
+            times = bool((there % _DAY != there[0] % _DAY).any())
+            reach = (("year", 200 * _DAY), ("week", 5 * _DAY))
+            cycles = [name for name, least in reach if span >= least]
+            cycles += ["day"] if times else []
+        return cls(Scale.fit(seconds), cycles, bool(np.isnan(seconds).any()))
+
+    def names(self, column: str) -> list[str]:
+        """The time, the cycles' sines and cosines, and whether it is missing."""
+        cycles = [f"{column} ({name}, {part})" for name in self.cycles for part in ("sin", "cos")]
+        return [column, *cycles, *([f"{column} (missing)"] if self.indicator else [])]
+
+    def transform(self, seconds: Floats) -> NDArray[np.float32]:
+        """`(rows,)` → `(rows, width)`; where nothing stands, the cycles are 0."""
+        missing = np.isnan(seconds)
+        parts = [self.scale.transform(seconds)]
+        for name in self.cycles:
+            length, start = {"year": (_YEAR, 0), "week": (_WEEK, _MONDAY), "day": (_DAY, 0)}[name]
+            angle = 2 * np.pi * ((np.where(missing, 0, seconds) - start) % length) / length
+            parts += [np.where(missing, 0, np.sin(angle)), np.where(missing, 0, np.cos(angle))]
+        if self.indicator:
+            parts.append(missing.astype(np.float64))
+        return np.stack(parts, 1).astype(np.float32)
+
+
+@dataclass
+class CategoryEncoder(Encoder):
+    """A place for each frequent level, one for the rest and one for missing values.
+
+    A level that was never seen, or is rare, goes where the rare ones went in training. If none
+    was rare there is no such place: an unseen level then counts as a mixture of the known ones
+    by their shares, and so does a missing value if none was missing in training.
+
+    Where there are many levels, the mean of the target at each level goes along, drawn
+    towards the overall mean where rows are few.
+    """
+
+    kind: ClassVar[str] = "category"
+    levels: list[str]  # with a place of their own, most frequent first
+    shares: list[float]  # of each place, in the training rows
+    other: bool
+    missing: bool
+    means: "dict[str, list[float]]" = field(default_factory=dict)
+    """Level to the target's means there; "" is not a level, and stands for all others."""
+
+    @classmethod
+    def fit(cls, values: Coded, response: Response | None = None) -> "CategoryEncoder":
+        """From the training rows; with the response, means for many levels."""
+        codes, names = values
+        rows = len(codes)
+        there = codes[codes >= 0]
+        counts = np.bincount(there, minlength=len(names))
+        order = [int(i) for i in np.lexsort((np.arange(len(names)), -counts)) if counts[i] > 0]
+        least = max(4, math.ceil(0.001 * rows))
+        many = len(order) > MAX_LEVELS
+        kept = [i for i in order if counts[i] >= least][: _TOP_LEVELS if many else MAX_LEVELS]
+        if not kept or (not many and len(order) <= 2):
+            kept = order[:2]
+        missing = bool((codes < 0).any())
+        pooled = int(there.size - counts[kept].sum())
+        places = [*counts[kept].tolist(), *([pooled] if pooled else [])]
+        shares = [count / max(there.size, 1) for count in places]
+        encoder = cls([names[i] for i in kept], shares, pooled > 0, missing)
+        if many and response is not None:
+            table = _smoothed_means(codes, response.values, len(names))
+            rest = response.values.mean(0)
+            encoder.means = {"": rest.tolist()}
+            for i in order[:_MAX_MEANS]:
+                encoder.means[names[i]] = table[i].tolist()
+        return encoder
+
+    def fit_transform(self, values: Coded, response: Response | None) -> NDArray[np.float32]:
+        """The training rows, each with means to which its own target did not contribute."""
+        encoded = self.transform(values)
+        if self.means and response is not None:
+            width = response.values.shape[1]
+            encoded[:, -width:] = _out_of_fold(values, response)
+        return encoded
+
+    def names(self, column: str) -> list[str]:
+        """The levels, what they do not cover, and the means."""
+        names = [f"{column}={level}" for level in self.levels]
+        names += [f"{column} (other)"] if self.other else []
+        names += [f"{column} (missing)"] if self.missing else []
+        width = len(self.means[""]) if self.means else 0
+        return names + [f"{column} (mean of target {i + 1})" for i in range(width)]
+
+    def transform(self, values: Coded) -> NDArray[np.float32]:
+        """Texts as codes `(rows,)` → `(rows, width)`."""
+        place = {level: index for index, level in enumerate(self.levels)}
+        width = len(self.levels) + self.other + self.missing
+        elsewhere = np.zeros(width, np.float32)
+        if self.other:
+            elsewhere[len(self.levels)] = 1
+        else:
+            elsewhere[: len(self.shares)] = self.shares
+        # One row for each level of the chunk, and a last one for missing values (code −1).
+        table = np.tile(elsewhere, (len(values.levels) + 1, 1))
+        for index, level in enumerate(values.levels):
+            if level in place:
+                table[index] = 0
+                table[index, place[level]] = 1
+        if self.missing:
+            table[-1] = 0
+            table[-1, -1] = 1
+        if self.means:
+            rest = self.means[""]
+            means = [self.means.get(level, rest) for level in values.levels]
+            table = np.concatenate([table, np.array([*means, rest], np.float32)], 1)
+        return table[values.codes].astype(np.float32)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> "CategoryEncoder":
+        """Rebuilt, with the lengths checked against one another."""
+        encoder = cls(**fields)
+        if len(encoder.shares) != len(encoder.levels) + encoder.other:
+            raise ValueError("shares and levels of a category do not fit")
+        return encoder
+
+
+def encoder_from_dict(data: dict[str, Any]) -> Encoder:
+    """What `to_dict` described. Knows these kinds and no others.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is not such a description.
+    """
+    fields = dict(data)
+    kind = fields.pop("kind")
+    if "scale" in fields:
+        fields["scale"] = Scale(**fields["scale"])
+    if kind == "category":
+        return CategoryEncoder.from_fields(fields)
+    known: dict[str, type[Encoder]] = {
+        cls.kind: cls for cls in (NumberEncoder, BooleanEncoder, PresenceEncoder, DateEncoder)
+    }
+    return known[kind](**fields)
+
+
+def _smoothed_means(codes: Codes, response: Floats, levels: int) -> Floats:
+    """(Σ of the level + k · overall mean) / (rows of the level + k): `(levels, means)`."""
+    there = codes >= 0
+    overall = response.mean(0)
+    counts = np.bincount(codes[there], minlength=levels).astype(np.float64)
+    sums = np.stack(
+        [
+            np.bincount(codes[there], weights=response[there, i], minlength=levels)
+            for i in range(response.shape[1])
+        ],
+        1,
+    )
+    means: Floats = (sums + _SMOOTHING * overall) / (counts + _SMOOTHING)[:, None]
+    return means
+
+
+def _out_of_fold(values: Coded, response: Response) -> Floats:
+    """For each training row the means from the other folds: `(rows, means)`."""
+    codes, rows = values.codes, len(values.codes)
+    fold = np.random.default_rng(response.seed).permutation(rows) % _FOLDS
+    result = np.empty_like(response.values)
+    for index in range(_FOLDS):
+        inside = fold == index
+        rest = response.values[~inside]
+        table = _smoothed_means(codes[~inside], rest, len(values.levels))
+        table = np.concatenate([table, rest.mean(0, keepdims=True)])  # code −1
+        result[inside] = table[codes[inside]]
+    return result

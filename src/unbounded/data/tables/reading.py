@@ -1,0 +1,386 @@
+"""Tables from files, a chunk at a time: CSV, TSV and Parquet, each plain or gzipped."""
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+# What stands for "nothing is known" in a text file; a user may add to these.
+MISSING = (
+    *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "NaT"),
+    *("NULL", "Null", "null", "None", "none", "?", "-", "."),
+)
+
+_SAMPLE = 1 << 16  # bytes that are looked at to tell what a file is
+_CELLS = 1_500_000  # cells a chunk, about: what bounds the memory of everything that streams
+_DELIMITERS = (",", "\t", ";", "|")
+
+
+class TableError(ValueError):
+    """A table that cannot be used, in one line that a user can act on."""
+
+
+class Chunk(NamedTuple):
+    """Some rows of a table."""
+
+    start: int  # index of the first row, from 0
+    frame: Any  # a pandas frame; text is stripped, what stands for missing is missing
+
+
+def pandas() -> Any:
+    """The package pandas, or an error that says how to get it."""
+    try:
+        import pandas as module
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise TableError(
+            f"tables need the package {error.name}: pip install 'unbounded[tables]'"
+        ) from None
+    return module
+
+
+class Table:
+    """A file with named columns. Opening it reads the header alone.
+
+    Args:
+        path: CSV, TSV or Parquet, plain or gzipped. What it is follows from its content; of the
+            name, only the endings .tsv and .tab say something (tabs).
+        delimiter: between the fields; by default the one that the header uses most.
+        encoding: of the text; UTF-8 (or UTF-16 with its mark) by default.
+        missing: texts that stand for a missing value, besides `MISSING`.
+
+    Raises:
+        TableError: if the file is empty or no table, or if two columns have one name.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        delimiter: str | None = None,
+        encoding: str | None = None,
+        missing: Sequence[str] = (),
+    ):
+        pandas()
+        self.path = Path(path)
+        if delimiter is not None and len(delimiter) != 1:
+            raise TableError(f"a delimiter is a single character, got {delimiter!r}")
+        if not self.path.exists():
+            raise TableError(f"there is no file {self.path}")
+        if self.path.is_dir():
+            raise TableError(f"{self.path} is a folder, a table was expected")
+        self.missing = tuple(dict.fromkeys((*MISSING, *missing)))
+        with self._open() as (file, self.is_gzip):
+            sample = self._read(file, _SAMPLE)
+        self.is_parquet = sample[:4] == b"PAR1"
+        self.num_rows: int | None = None
+        """How many rows there are, where the file says so."""
+        self.delimiter = ","
+        self.encoding = "utf-8-sig"
+        if self.is_parquet:
+            self.names = self._parquet_names()
+        else:
+            self.encoding = _encoding(self.path, sample, encoding)
+            text = _decode(self.path, sample, self.encoding)
+            self.delimiter = delimiter or _delimiter(self.path, text)
+            self.names = _header(self.path, text, self.delimiter)
+        _check_names(self.path, self.names)
+
+    def chunks(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Chunk]:
+        """The rows in order, a bounded number at a time.
+
+        Args:
+            columns: those to give; all by default.
+            rows: rows a chunk; by default as many as make about 1.5 million cells.
+            progress: called with the number of rows of each chunk.
+        """
+        names = list(self.names if columns is None else columns)
+        rows = rows or min(max(_CELLS // max(len(self.names), 1), 500), 1 << 16)
+        start = 0
+        frames = self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(rows)
+        for frame in frames:
+            yield Chunk(start, self._clean(frame[names]))
+            start += len(frame)
+            if progress is not None:
+                progress(len(frame))
+
+    def _clean(self, frame: Any) -> Any:
+        """Text without blanks around it, and what stands for missing as missing."""
+        pd = pandas()
+        columns = {}
+        for name in frame.columns:
+            series = frame[name]
+            if _is_text(series):
+                series = series.str.strip()
+                series = series.mask(series.isin(self.missing))
+            columns[name] = series
+        return pd.DataFrame(columns, index=frame.index)
+
+    def _text_frames(self, rows: int) -> Iterator[Any]:
+        pd = pandas()
+        with self._open() as (file, _):
+            with _one_line(self.path):
+                reader = pd.read_csv(
+                    file,
+                    sep=self.delimiter,
+                    header=0,
+                    names=self.names,
+                    index_col=False,
+                    dtype=str,
+                    keep_default_na=False,
+                    na_filter=False,
+                    encoding=self.encoding,
+                    skipinitialspace=True,
+                    # In a table of one column an empty line is a row with a missing value.
+                    skip_blank_lines=len(self.names) > 1,
+                    chunksize=rows,
+                )
+            with reader:
+                while True:
+                    with _one_line(self.path):
+                        frame = next(reader, None)
+                    if frame is None:
+                        return
+                    yield frame
+
+    def _parquet_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+        import pyarrow
+
+        with self._parquet() as file:
+            try:
+                for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                    yield _from_arrow(batch)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+
+    def _parquet_names(self) -> list[str]:
+        with self._parquet() as file:
+            self.num_rows = file.metadata.num_rows
+            return list(file.schema_arrow.names)
+
+    @contextmanager
+    def _parquet(self) -> Iterator[Any]:
+        import pyarrow
+        from pyarrow import parquet
+
+        with self._open() as (file, is_gzip):
+            if is_gzip:  # Parquet is read from its end: unpack it onto the disk first
+                unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+                try:
+                    shutil.copyfileobj(file, unpacked)
+                except (OSError, EOFError) as error:
+                    raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+                file = unpacked
+            try:
+                opened = parquet.ParquetFile(file)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+            try:
+                yield opened
+            finally:
+                opened.close()
+                if is_gzip:
+                    unpacked.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[IO[bytes], bool]]:
+        """The bytes, unpacked where they are gzipped, and whether they are."""
+        with open(self.path, "rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if not packed:
+                yield raw, False
+                return
+            with gzip.GzipFile(fileobj=raw) as file:
+                # A wrapper that pandas can close without closing the GzipFile under our feet.
+                yield io.BufferedReader(file), True
+
+    def _read(self, file: IO[bytes], size: int) -> bytes:
+        try:
+            return file.read(size)
+        except (OSError, EOFError) as error:
+            raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+
+
+def _encoding(path: Path, sample: bytes, given: str | None) -> str:
+    """The encoding of a text file, or an error if the file is no text."""
+    if given is not None:
+        try:
+            return codecs.lookup(given).name
+        except LookupError:
+            raise TableError(f"there is no encoding {given!r}") from None
+    if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if sample.startswith(b"PK\x03\x04"):
+        raise TableError(f"{path} is no table but a zip archive or a spreadsheet: export it as CSV")
+    if b"\x00" in sample:
+        raise TableError(f"{path} is no table: it holds binary data")
+    return "utf-8-sig"
+
+
+def _decode(path: Path, sample: bytes, encoding: str) -> str:
+    """The text of a sample, which may end within a character; errors if it is no table."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError as error:
+        raise TableError(_not_text(path, encoding, error)) from None
+    if "\x00" in text:
+        raise TableError(f"{path} is no table: it holds binary data")
+    start = text.lstrip()
+    if not start:
+        raise TableError(f"{path} is empty")
+    if start[0] == "<":
+        raise TableError(f"{path} is no table but HTML or XML: it starts with {_quote(start)}")
+    if _is_json(start):
+        raise TableError(f"{path} is no table but JSON: it starts with {_quote(start)}")
+    return text
+
+
+def _is_json(text: str) -> bool:
+    """Whether text opens as a JSON object or list does (a column may well be called "[cm]")."""
+    if text[0] not in "{[":
+        return False
+    first = text[1:].lstrip()[:1]
+    if text[0] == "{":
+        return first in ('"', "}")
+    try:
+        json.loads(text.splitlines()[0])
+    except ValueError:
+        return first in ("{", "[", "")
+    return True
+
+
+def _delimiter(path: Path, text: str) -> str:
+    header = text.lstrip().splitlines()[0]
+    endings = [suffix.lower() for suffix in path.suffixes]
+    if (".tsv" in endings or ".tab" in endings) and "\t" in header:
+        return "\t"
+    # Fields rather than characters: a delimiter within quotes is none.
+    fields = {d: len(next(csv.reader([header], delimiter=d))) for d in _DELIMITERS}
+    return max(_DELIMITERS, key=fields.__getitem__)
+
+
+def _header(path: Path, text: str, delimiter: str) -> list[str]:
+    lines = (line for line in text.splitlines(keepends=True) if line.strip())
+    try:
+        fields = next(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    except (csv.Error, StopIteration) as error:
+        raise TableError(f"{path} is no table: {_line(error)}") from None
+    names = [field.strip() for field in fields]
+    if all(_is_number(name) for name in names) and not all(name.isdigit() for name in names):
+        raise TableError(
+            f"the first line of {path} holds numbers ({_quote(delimiter.join(names))}): "
+            "names of the columns are needed there"
+        )
+    return [name or f"(column {index})" for index, name in enumerate(names, 1)]
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if not names:
+        raise TableError(f"{path} has no columns")
+    seen: set[str] = set()
+    twice = list(dict.fromkeys(name for name in names if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
+    if twice:
+        shown = ", ".join(repr(name) for name in twice[:5])
+        raise TableError(f"{path} has several columns of one name: {shown}")
+
+
+def _from_arrow(batch: Any) -> Any:
+    """A pandas frame of numbers, booleans, text and dates; what is none of these is text "…"."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    pd = pandas()
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        kind = column.type
+        if types.is_boolean(kind):
+            series = column.to_pandas().astype("boolean")
+        elif types.is_decimal(kind) or types.is_integer(kind) or types.is_floating(kind):
+            series = column.cast(pyarrow.float64(), safe=False).to_pandas()
+        elif types.is_duration(kind) or types.is_time(kind):
+            unit = pyarrow.duration("us") if types.is_duration(kind) else pyarrow.time64("us")
+            ticks = column.cast(unit, safe=False).cast(pyarrow.int64())
+            series = ticks.cast(pyarrow.float64(), safe=False).to_pandas()
+        elif types.is_timestamp(kind) or types.is_date(kind):
+            series = column.cast(pyarrow.timestamp("us"), safe=False).to_pandas()
+        elif types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+            series = column.cast(pyarrow.string()).to_pandas().astype(str_dtype())
+        else:  # nested or binary: there, or missing
+            there = compute.if_else(compute.is_valid(column), "…", None)
+            series = there.cast(pyarrow.string()).to_pandas().astype(str_dtype())
+        columns[name] = series.set_axis(range(len(series)))
+    return pd.DataFrame(columns)
+
+
+def str_dtype() -> Any:
+    """The dtype of text: pandas' own from version 3, strings in Arrow's layout before."""
+    pd = pandas()
+    return "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """What goes wrong in a parser of text, as one line of ours."""
+    pd = pandas()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            yield
+    except pd.errors.ParserWarning:
+        raise TableError(
+            f"{path} is no table: the first row has more fields than the header names"
+        ) from None
+    except pd.errors.ParserError as error:
+        reason = _line(error).replace("Error tokenizing data. C error: ", "")
+        raise TableError(f"{path} is no table: {reason[:1].lower()}{reason[1:]}") from None
+    except UnicodeDecodeError as error:
+        raise TableError(_not_text(path, error.encoding, error)) from None
+    except (OSError, EOFError) as error:
+        raise TableError(f"{path} is damaged: {_line(error)}") from None
+
+
+def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
+    return (
+        f"{path} is not text in the encoding {encoding.removesuffix('-sig')} "
+        f"(byte 0x{error.object[error.start]:02x}); --encoding says another, such as latin-1"
+    )
+
+
+def _is_text(series: Any) -> bool:
+    pd = pandas()
+    return bool(pd.api.types.is_string_dtype(series.dtype))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _quote(text: str, size: int = 30) -> str:
+    line = text.splitlines()[0]
+    return repr(line if len(line) <= size else line[: size - 1] + "…")
+
+
+def _line(error: BaseException) -> str:
+    """The message of another package's error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
