@@ -102,32 +102,64 @@ class UDN(nn.Module):
             num_data: n, the size of the data set that the batch comes from.
             weights: how often each row counts, `(batch,)`.
         """
-        outputs = self.forward(x)
-        return self.elbo_of_outputs(outputs, y, num_data, weights)
+        return self.elbo_of_outputs(self.forward(x), y, num_data, weights)
 
     def elbo_of_outputs(
-        self, outputs: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
+        self,
+        outputs: Tensor,
+        y: Tensor,
+        num_data: float,
+        weights: Tensor | None = None,
+        *,
+        weight_gradient: bool = True,
     ) -> ElboTerms:
-        """The same from outputs `(depth, batch, *event)` that are there already."""
+        """The same from outputs `(depth, batch, *event)` that are there already.
+
+        Args:
+            weight_gradient: whether autograd is to see the weights' term; without it,
+                `add_weight_gradient` adds the same gradient in closed form.
+        """
         first, last = self.support()
         log_q = self.depth_log_probs()
-        active = self.network.active(last, first)
-        log_lik = self.likelihood.log_prob(outputs, y)
-        return ElboTerms(
-            elbo_.expected_log_lik(log_q, log_lik, num_data, weights),
-            elbo_.depth_kl(log_q, self._depth_log_prior(first, last, log_q)),
-            elbo_.weight_kl(
-                log_q,
-                _per_module(self.weight_prior, active.hidden_parameters, active.hidden_rows, last),
-                _per_module(
-                    self.weight_prior,
-                    active.head_parameters,
-                    active.head_rows,
-                    len(active.heads),
-                ),
-                self.cumulative_heads,
-            ),
+        with torch.set_grad_enabled(weight_gradient and torch.is_grad_enabled()):
+            hidden_kl, head_kl = self.weight_kl(first, last)
+        return elbo_.elbo_terms(
+            log_q,
+            self.likelihood.log_prob(outputs, y),
+            self._depth_log_prior(first, last, log_q),
+            hidden_kl,
+            head_kl,
+            num_data,
+            weights,
+            self.cumulative_heads,
         )
+
+    def weight_kl(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """KL of the layers 1 … last, `(last,)`, and of the heads first … last, `(depth,)`."""
+        active = self.network.active(last, first)
+        kl = self.weight_prior.kl([*active.hidden_parameters, *active.head_parameters])
+        total = kl.new_zeros(last + len(active.heads)).index_add(0, active.rows, kl)
+        return total[:last], total[last:]
+
+    def weight_decays(self, first: int, last: int, num_data: float) -> Tensor:
+        """The factors f of the weights' gradient f·ν, of the layers 1 … last, then the heads.
+
+        With a Gaussian prior the gradient of weight_kl/n needs no autograd: that of layer k is
+        q(ℓ≥k) ν_k/(s² n), that of head ℓ is q(ℓ) ν_ℓ/(s² n).
+        """
+        assert self.weight_prior.precision is not None
+        heads = len(self.network.active(last, first).heads)
+        with torch.no_grad():
+            q = self.depth_log_probs().exp()
+            survival = elbo_.survival_of(q)
+            parts = [survival]
+            if first > 1:
+                parts.insert(0, survival[:1].expand(first - 1))
+            if heads != q.shape[0]:
+                parts.append(q.new_ones(heads))
+            else:
+                parts.append(survival if self.cumulative_heads else q)
+            return torch.cat(parts) * (self.weight_prior.precision / num_data)
 
     def predict(self, x: Tensor) -> Prediction:
         """The mixture over depths for one batch, without gradients and in evaluation mode."""
@@ -152,14 +184,6 @@ class UDN(nn.Module):
             depths = torch.arange(1, last + 1, device=like.device)
             cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
         return cached[first - 1 :]
-
-
-def _per_module(prior: WeightPrior, parameters: list[Tensor], rows: Tensor, count: int) -> Tensor:
-    """The KL of each module, `(count,)`, from that of each of its parameters."""
-    if not parameters:
-        return torch.zeros(count, device=rows.device)
-    kl = prior.kl(parameters)
-    return kl.new_zeros(count).index_add(0, rows, kl)
 
 
 def _check_support(depth: DepthFamily, prior: DepthPrior) -> None:

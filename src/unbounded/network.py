@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unbounded.layers.dense import DenseLayer
+from unbounded.layers.fused import dense_outputs
+
 
 class LayerError(ValueError, RuntimeError):
     """A layer or head could not take what it was given; says at which depth and which shapes."""
@@ -17,10 +20,22 @@ class Active(NamedTuple):
     hidden: list[nn.Module]  # f_1 … f_last
     heads: list[nn.Module]  # o_first … o_last; a single one if shared
     stackable: bool  # the heads are plain linear maps of one shape
+    fusable: bool  # ... and the layers are plain dense ReLU layers: see layers.fused
     hidden_parameters: list[Tensor]
-    hidden_rows: Tensor  # (len(hidden_parameters),): which layer each belongs to, from 0
     head_parameters: list[Tensor]
-    head_rows: Tensor  # (len(head_parameters),): which head each belongs to, from 0
+    row_list: list[int]  # which module each parameter belongs to: the layers, then the heads
+    rows: Tensor  # the same as a tensor, (len(hidden_parameters) + len(head_parameters),)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether `layers.fused` can run this input; if not, the modules tell what is wrong."""
+        if not self.fusable or x.dim() != 2:
+            return False
+        weight = self.hidden_parameters[0]
+        return (
+            x.shape[1] == weight.shape[1]
+            and x.dtype == weight.dtype
+            and not torch.is_autocast_enabled(x.device.type)
+        )
 
 
 class Network(nn.Module):
@@ -44,6 +59,8 @@ class Network(nn.Module):
     def forward(self, x: Tensor, last: int, first: int = 1) -> Tensor:
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
         active = self.active(last, first)
+        if active.takes(x):
+            return dense_outputs(x, active.hidden_parameters, active.head_parameters, first)
         states = self._states(x, active)[first - 1 :]
         if active.stackable and all(s.dim() == 2 and s.shape == states[0].shape for s in states):
             return self._stacked_heads(states, active, first)
@@ -102,7 +119,8 @@ class Network(nn.Module):
                 f"head {first} takes {weights.shape[2]} features, "
                 f"layer {first} gives {tuple(states[0].shape)}"
             )
-        return torch.baddbmm(biases.unsqueeze(1), stacked, weights.transpose(1, 2))
+        by_class = torch.baddbmm(biases.unsqueeze(2), weights, stacked.transpose(1, 2))
+        return by_class.transpose(1, 2)  # why this layout: see layers.fused
 
     def _looped_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
         heads = active.heads * len(states) if self.shares_head else active.heads
@@ -125,25 +143,52 @@ class Network(nn.Module):
         hidden = [self.hidden[str(depth)] for depth in range(1, last + 1)]
         depths = [1] if self.shares_head else range(first, last + 1)
         heads = [self.heads[str(depth)] for depth in depths]
-        hidden_parameters, hidden_rows = _parameters(hidden)
-        head_parameters, head_rows = _parameters(heads)
+        modules = [*hidden, *heads]
+        pairs = [
+            (p, row) for row, m in enumerate(modules) for p in m.parameters() if p.requires_grad
+        ]
+        row_list = [row for _, row in pairs]
+        device = pairs[0][0].device if pairs else None
         return Active(
             hidden,
             heads,
             _stackable(heads),
-            hidden_parameters,
-            hidden_rows,
-            head_parameters,
-            head_rows,
+            not self.shares_head and _fusable(hidden, heads),
+            [p for p, row in pairs if row < last],
+            [p for p, row in pairs if row >= last],
+            row_list,
+            torch.tensor(row_list, dtype=torch.long, device=device),
         )
 
 
-def _parameters(modules: Sequence[nn.Module]) -> tuple[list[Tensor], Tensor]:
-    """The trainable parameters of the modules, and the row of the module each belongs to."""
-    pairs = [(p, row) for row, m in enumerate(modules) for p in m.parameters() if p.requires_grad]
-    device = pairs[0][0].device if pairs else None
-    return [p for p, _ in pairs], torch.tensor(
-        [row for _, row in pairs], dtype=torch.long, device=device
+def _fusable(hidden: Sequence[nn.Module], heads: Sequence[nn.Module]) -> bool:
+    """Whether `layers.fused` computes the same as these modules called one by one."""
+    width = hidden[0].out_features if isinstance(hidden[0], DenseLayer) else -1
+    return (
+        _stackable(heads)
+        and all(
+            type(layer) is DenseLayer
+            and layer.activation is torch.relu
+            and layer.out_features == width
+            and (index == 0 or layer.in_features == width)
+            and _is_bare(layer)
+            for index, layer in enumerate(hidden)
+        )
+        and isinstance(heads[0], nn.Linear)
+        and heads[0].in_features == width
+    )
+
+
+def _is_bare(layer: nn.Linear) -> bool:
+    """Whether nothing is hooked onto a linear map and all of it is trained."""
+    return (
+        layer.bias is not None
+        and layer.weight.requires_grad
+        and layer.bias.requires_grad
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+        and not layer._backward_hooks
+        and not layer._backward_pre_hooks
     )
 
 
@@ -151,15 +196,7 @@ def _stackable(heads: Sequence[nn.Module]) -> bool:
     """Whether the heads are plain linear maps of one shape, with nothing hooked onto them."""
 
     def plain(head: nn.Module) -> bool:
-        return (
-            type(head) is nn.Linear
-            and head.bias is not None
-            and head.weight.requires_grad
-            and head.bias.requires_grad
-            and not head._forward_hooks
-            and not head._forward_pre_hooks
-            and not head._backward_hooks
-        )
+        return type(head) is nn.Linear and _is_bare(head)
 
     first = heads[0]
     return all(plain(head) for head in heads) and all(

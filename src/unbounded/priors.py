@@ -94,6 +94,9 @@ class WeightPrior(ABC):
     A prior of your own implements `kl`.
     """
 
+    precision: float | None = None
+    """1/s² where the gradient of the KL in ν is ν/s², so that no autograd is needed for it."""
+
     @abstractmethod
     def kl(self, parameters: Sequence[Tensor]) -> Tensor:
         """KL(q(θ_p; ν_p) ‖ p(θ_p)) of each tensor ν_p: shape `(len(parameters),)`."""
@@ -119,6 +122,7 @@ class GaussianWeights(WeightPrior):
 
     def __init__(self, scale: float = 1.0, posterior_scale: float | None = None):
         self.scale = _positive("scale", scale)
+        self.precision = 1 / self.scale**2
         self.posterior_scale = (
             None if posterior_scale is None else _positive("posterior_scale", posterior_scale)
         )

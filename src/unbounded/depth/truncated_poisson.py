@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from unbounded.depth.base import DepthFamily
 
@@ -53,7 +54,7 @@ class TruncatedPoisson(DepthFamily):
     @property
     def rate(self) -> float:
         """λ. For a gradient, take it of `log_probs`."""
-        return float(self._rate().detach())
+        return float(F.softplus(self.raw_rate.detach().double()))
 
     def max_depth(self) -> int:
         """m(q) = 1 + the δ-quantile of Poisson(λ). One host read of λ."""
@@ -65,10 +66,8 @@ class TruncatedPoisson(DepthFamily):
 
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of λ's parameter."""
-        counts, log_factorials = self._counts(self.max_depth())
-        # log q(ℓ) = (ℓ−1) log λ − log (ℓ−1)! − log of the sum over the support.
-        scores = counts * self._rate().log() - log_factorials
-        return scores.log_softmax(0).to(self.raw_rate.dtype)
+        log_probs: Tensor = _LogProbs.apply(self.raw_rate, *self._counts(self.max_depth()))
+        return log_probs
 
     def mode(self) -> int:
         """⌈λ⌉: the smaller of the two modes of a Poisson where λ is an integer (Theorem 1)."""
@@ -78,11 +77,6 @@ class TruncatedPoisson(DepthFamily):
         """The arguments that rebuild this family; λ itself travels as a parameter."""
         return {"quantile": self.quantile, "limit": self.limit}
 
-    def _rate(self) -> Tensor:
-        # Double precision throughout: at λ = 1e5 the terms k·log λ are about 1e6, and single
-        # precision would leave an error of 0.1 in each log-probability.
-        return F.softplus(self.raw_rate.double())
-
     def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
         """0 … depth−1 and log of their factorials, from a table that doubles when outgrown."""
         table, device = self._table, self.raw_rate.device
@@ -91,6 +85,30 @@ class TruncatedPoisson(DepthFamily):
             counts = torch.arange(size, dtype=torch.float64, device=device)
             table = self._table = torch.stack([counts, torch.lgamma(counts + 1)])
         return table[0, :depth], table[1, :depth]
+
+
+class _LogProbs(torch.autograd.Function):
+    """log q(ℓ) = (ℓ−1) log λ − log (ℓ−1)! − log of the sum over the support, λ = softplus(ρ).
+
+    Its derivative in ρ is (ℓ − E[ℓ]) / λ · σ(ρ), which saves autograd a dozen small steps.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, raw_rate: Tensor, counts: Tensor, log_factorials: Tensor) -> Tensor:
+        # Double precision throughout: at λ = 1e5 the terms k·log λ are about 1e6, and single
+        # precision would leave an error of 0.1 in each log-probability.
+        rate = F.softplus(raw_rate.double())
+        log_probs = (counts * rate.log() - log_factorials).log_softmax(0)
+        ctx.save_for_backward(raw_rate, rate, counts, log_probs)
+        return log_probs.to(raw_rate.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raw_rate, rate, counts, log_probs = ctx.saved_tensors
+        grad = grads[0].double()
+        slope = grad @ counts - grad.sum() * (log_probs.exp() @ counts)
+        return (slope / rate * torch.sigmoid(raw_rate)).to(raw_rate.dtype), None, None
 
 
 def poisson_quantile(rate: float, quantile: float) -> int:

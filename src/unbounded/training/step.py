@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unbounded import growth
 from unbounded.elbo import ElboTerms
+from unbounded.training.gradients import Gradient
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -70,30 +71,23 @@ def step(
         if change.changes:
             growth.apply(change, model, optimizer)
     optimizer.zero_grad(set_to_none=True)
-    if autocast is None:
-        outputs = model(x)
-    else:
-        with torch.autocast(x.device.type, autocast):
-            outputs = model(x)
-        outputs = outputs.float()
-    terms = model.elbo_of_outputs(outputs, y, num_data, weights)
-    loss = terms.loss(num_data)
-    value = loss.item()
+    gradient = Gradient(
+        model, x, y, num_data, weights, autocast=autocast, closed_form=scaler is None
+    )
+    value = gradient.loss.item()
     if not math.isfinite(value):
-        raise NonFiniteError(_explain(terms, at))
+        raise NonFiniteError(_explain(gradient.terms, at))
+    gradient.backward(scaler)
+    if scaler is not None and clip is not None:
+        scaler.unscale_(optimizer)
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     if scaler is None:
-        loss.backward()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     else:
-        scaler.scale(loss).backward()
-        if clip is not None:
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
-    return StepInfo(ElboTerms(*(term.detach() for term in terms)), value, change)
+    return StepInfo(ElboTerms(*(term.detach() for term in gradient.terms)), value, change)
 
 
 _NOTHING = growth.Plan(range(0), range(0))
