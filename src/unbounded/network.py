@@ -149,6 +149,9 @@ class Network(nn.Module):
         ]
         row_list = [row for _, row in pairs]
         device = pairs[0][0].device if pairs else None
+        # Outside of inference mode: what is first gathered while predicting serves training too.
+        with torch.inference_mode(False):
+            rows = torch.tensor(row_list, dtype=torch.long, device=device)
         return Active(
             hidden,
             heads,
@@ -157,7 +160,7 @@ class Network(nn.Module):
             [p for p, row in pairs if row < last],
             [p for p, row in pairs if row >= last],
             row_list,
-            torch.tensor(row_list, dtype=torch.long, device=device),
+            rows,
         )
 
 
