@@ -304,9 +304,9 @@ class UDNEstimator(BaseEstimator):
         device = self.model_.anchor.device
         for start in range(0, len(x), _PREDICTION_ROWS):
             piece = self._inputs(x[start : start + _PREDICTION_ROWS])
-            with torch.inference_mode():
+            with torch.inference_mode():  # closed before the yield: it must not leak to the caller
                 outputs, _ = frozen(piece.to(device))
-                yield frozen.likelihood.predict(outputs, log_q)
+            yield frozen.likelihood.predict(outputs, log_q)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
