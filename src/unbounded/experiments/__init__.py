@@ -1,1 +1,17 @@
-"""One file = one table or figure; `demo` is the shortest way to see a depth posterior."""
+"""One file = one table or figure; `demo` is the shortest way to see a depth posterior.
+
+A study is a module with `add_arguments(parser)` and `run(options)`, and a line in `STUDIES`:
+`unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
+"""
+
+from typing import NamedTuple
+
+
+class Study(NamedTuple):
+    """Where a study is and what it does."""
+
+    module: str
+    about: str
+
+
+STUDIES: dict[str, Study] = {}

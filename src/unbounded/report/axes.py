@@ -56,15 +56,15 @@ def log_ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Tick labels with as many decimals as tell the ticks apart, all the same."""
+    """Tick labels, all with as many decimals as the ticks have."""
     steps = [b - a for a, b in pairwise(values) if b > a]
     step = min(steps, default=abs(values[0]) or 1.0)
     largest = max(abs(v) for v in values)
     if largest >= 1e5 or step < 1e-4:
         return [number(v) for v in values]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    if not math.isclose(step * 10**decimals, round(step * 10**decimals), rel_tol=1e-6):
-        decimals += 1  # steps of 0.25
+    decimals = next(
+        count for count in range(8) if all(_is_close(v, round(v, count), step) for v in values)
+    )
     return [f"{v:,.{decimals}f}".replace("-", "−") for v in values]
 
 
@@ -88,9 +88,22 @@ def number(value: float, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
+def trimmed(low: float, high: float, count: int) -> tuple[list[float], tuple[float, float]]:
+    """Ticks and range of an axis that ends soon after the data where the ticks would not."""
+    values = ticks(low, high, count)
+    span = values[-1] - values[0] if low == high else high - low
+    start = low - 0.04 * span if low - values[0] > 0.1 * span else values[0]
+    stop = high + 0.04 * span if values[-1] - high > 0.1 * span else values[-1]
+    return [v for v in values if start <= v <= stop], (start, stop)
+
+
 def finite(values: Iterable[float]) -> list[float]:
     """Only the values that can be drawn."""
     return [value for value in values if math.isfinite(value)]
+
+
+def _is_close(value: float, rounded: float, step: float) -> bool:
+    return abs(value - rounded) < 1e-3 * step
 
 
 def _round_step(rough: float, integers: bool) -> float:

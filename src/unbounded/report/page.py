@@ -1,6 +1,7 @@
 """One self-contained HTML page: no script, nothing fetched, light and dark."""
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -140,7 +141,8 @@ def _section(section: Section) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    parts = [" ".join(part.split()) for part in text.split("\n\n")]
+    # Not str.split(): a no-break space is there on purpose.
+    parts = [re.sub(r"[ \t\r\n]+", " ", part).strip() for part in text.split("\n\n")]
     return "".join(f"<p>{escape(part)}</p>" for part in parts if part)
 
 
@@ -171,10 +173,10 @@ h1 {{ font-size: clamp(1.55rem, 1.2rem + 1.6vw, 2.3rem); line-height: 1.15; marg
   letter-spacing: -.018em; font-weight: 680; text-wrap: balance; overflow-wrap: anywhere; }}
 header p {{ margin: 0 0 .4rem; color: var(--muted); max-width: 44rem; text-wrap: pretty;
   overflow-wrap: anywhere; }}
-.facts {{ display: grid; gap: 1px; margin: 1.6rem 0 0; background: var(--edge); overflow: hidden;
-  grid-template-columns: repeat(auto-fit, minmax(min(9.5rem, 45%), 1fr));
-  border: 1px solid var(--edge); border-radius: .7rem; }}
-.facts div {{ background: var(--card); padding: .8rem 1rem .75rem; min-width: 0; }}
+.facts {{ display: flex; flex-wrap: wrap; gap: 1px; margin: 1.6rem 0 0; overflow: hidden;
+  background: var(--edge); border: 1px solid var(--edge); border-radius: .7rem; }}
+.facts div {{ flex: 1 1 min(9.5rem, 45%); background: var(--card); padding: .8rem 1rem .75rem;
+  min-width: 0; }}
 .facts dt {{ font-size: .78rem; color: var(--muted); line-height: 1.3; overflow-wrap: anywhere; }}
 .facts dd {{ margin: .15rem 0 0; font-size: 1.4rem; font-weight: 620; line-height: 1.2;
   font-variant-numeric: tabular-nums; letter-spacing: -.01em; overflow-wrap: anywhere; }}
@@ -188,8 +190,8 @@ h2 {{ font-size: 1.08rem; line-height: 1.3; margin: 0 0 .4rem; letter-spacing: -
 section p {{ margin: 0 0 .6rem; font-size: .9rem; color: var(--muted); text-wrap: pretty;
   overflow-wrap: anywhere; max-width: 40rem; }}
 .figures {{ display: grid; gap: 1.4rem 1.8rem; margin-top: .9rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }}
-@media (min-width: 62rem) {{
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 18.5rem), 1fr)); }}
+@media (min-width: 70rem) {{
   section.wide {{ display: grid; grid-template-columns: minmax(0, 19rem) minmax(0, 1fr);
     gap: 2.2rem; }}
   section.wide .figures {{ margin-top: 0; }}

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +47,7 @@ def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
         x_label="depth ℓ",
         y_label="probability",
         highlight=mode - start,
-        value_format=lambda p: f"{p:.2f}" if p >= 0.005 else number(p, 1),
+        value_format=lambda p: f"{p:.2f}",
     )
     text = (
         f"How deep the network should be, given the data. The most probable depth is "
@@ -86,6 +85,7 @@ def depth_over_time(history: "History") -> Section:
         marks=[(float(epoch), _run(depths)) for epoch, depths in sorted(births.items())],
         mark_name="birth of a layer",
         steps=("m, the last depth with mass",),
+        height=224.0,
     )
     text = (
         "The network starts shallow. As training moves q(ℓ) towards deeper networks its support "
@@ -99,6 +99,15 @@ def depth_over_time(history: "History") -> Section:
         )
     else:
         text += " No layer was born in this run: the ones it began with were enough."
+    if len(history) >= 20:
+        last = history["depth_mean"][-1]
+        before = history["depth_mean"][-1 - len(history) // 10]
+        text += (
+            f"\n\nOver the last tenth of the epochs E[ℓ] moved by {last - before:+.2f}".replace(
+                "-", "−"
+            )
+            + f", to {last:.2f}."
+        )
     return Section("How depth was found", text, [figure], wide=True)
 
 
@@ -204,7 +213,7 @@ def decision_boundary(
         raise ValueError(f"a decision boundary needs two inputs, got {tuple(x.shape)}")
     points = x.detach().double().cpu()
     low, high = points.min(0).values, points.max(0).values
-    margin = (high - low).clamp_min(1e-6) * 0.06
+    margin = (high - low).clamp_min(1e-6) * 0.08
     low, high = low - margin, high + margin
     xs, ys = (torch.linspace(float(low[i]), float(high[i]), _GRID) for i in (0, 1))
     grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1)  # (y, x, 2)
@@ -215,21 +224,45 @@ def decision_boundary(
         )
     labels = y.detach().cpu()
     wrong = drawn.classes.cpu() != labels
-    figure = svg.heatmap(
+    extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
+    drawn_points = (points[:, 0].tolist(), points[:, 1].tolist(), labels.tolist())
+    x_label, y_label = names[0] or "first input", names[1] or "second input"
+    boundary = svg.heatmap(
         field.probs.reshape(_GRID, _GRID, -1).double().cpu().numpy(),
-        (float(low[0]), float(high[0]), float(low[1]), float(high[1])),
-        (points[:, 0].tolist(), points[:, 1].tolist(), labels.tolist()),
+        extent,
+        drawn_points,
         title="Decision boundary",
-        x_label=names[0] or "first input",
-        y_label=names[1] or "second input",
+        x_label=x_label,
+        y_label=y_label,
         names=classes,
-        wrong=np.asarray(wrong).tolist(),
+        wrong=wrong.tolist(),
+    )
+    disagreement = svg.heatmap(
+        depth_information(field).reshape(_GRID, _GRID).double().cpu().numpy(),
+        extent,
+        drawn_points,
+        title="Where depths disagree",
+        x_label=x_label,
+        y_label=y_label,
+        names=["nats"],
     )
     text = (
         "Where the network sees which class, and how surely: pale means undecided. The points "
-        f"are {len(labels)} rows that it was not trained on."
+        f"are {len(labels):,} rows that it was not trained on.\n\n"
+        "The second picture is the uncertainty that comes from depth alone: how much knowing the "
+        "right depth would tell about the class. It is nothing where all depths say the same."
     )
-    return Section("What it learnt", text, [figure])
+    return Section("What it learnt", text, [boundary, disagreement], wide=True)
+
+
+def depth_information(prediction: ClassPrediction) -> Tensor:
+    """I(y; ℓ | x) = H[Σ_ℓ q(ℓ) p(y; Ω_ℓ(x))] − Σ_ℓ q(ℓ) H[p(y; Ω_ℓ(x))] in nats: `(batch,)`."""
+    by_depth = prediction.log_probs_by_depth.double()  # (depth, batch, class)
+    q = prediction.depth_log_probs.double().exp()
+    inner = -(by_depth.exp() * by_depth).sum(-1)
+    mixture = prediction.log_probs.double()
+    outer = -(mixture.exp() * mixture).sum(-1)
+    return (outer - q @ inner).clamp_min(0.0)
 
 
 _SETS = {"val": "validation", "test": "test", "train": "training"}

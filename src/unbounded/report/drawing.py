@@ -1,0 +1,213 @@
+"""What all charts share: the frame with its axes, text, colours, escaping."""
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unbounded.report.axes import Scale, labels, number
+
+WIDTH, HEIGHT = 440.0, 264.0
+COLOURS = 6  # series and classes before the colours repeat
+MIDDLE = 0.35  # from the middle of a line of text to its baseline
+CHAR = 8.0  # units a character takes at the largest size of text, the one of narrow figures
+
+STYLE = """
+.chart { margin: 0; container-type: inline-size; min-width: 0; }
+.chart svg { display: block; width: 100%; height: auto; overflow: visible; }
+.chart figcaption { font-size: .86rem; font-weight: 600; margin: 0 0 .45rem; line-height: 1.35;
+  overflow-wrap: anywhere; }
+.chart .legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: 0 0 .4rem; padding: 0;
+  list-style: none; font-size: .8rem; color: var(--muted); }
+.chart .legend li { display: inline-flex; align-items: center; gap: .4rem; overflow-wrap: anywhere;
+  min-width: 0; }
+.chart .key { flex: none; width: .95rem; height: 3px; border-radius: 2px;
+  background: currentColor; }
+.chart .key.dot { width: .6rem; height: .6rem; border-radius: 50%; }
+.chart .key.cross { background: none; width: auto; height: auto; line-height: 1; font-weight: 700; }
+.chart .key.ramp { width: 3.2rem; height: .6rem;
+  background: linear-gradient(to right, transparent, currentColor);
+  outline: 1px solid var(--edge); }
+.chart .key.dash { background: none; height: 0; border-radius: 0; border-top: 2px dashed; }
+.chart text { font-size: 12px; fill: var(--muted); font-variant-numeric: tabular-nums; }
+.chart text.strong { fill: var(--ink); }
+.chart .grid { stroke: var(--grid); stroke-width: 1; vector-effect: non-scaling-stroke; }
+.chart .axis { stroke: var(--axis); stroke-width: 1; vector-effect: non-scaling-stroke; }
+.chart .line { fill: none; stroke: currentColor; stroke-width: 1.8; stroke-linejoin: round;
+  stroke-linecap: round; vector-effect: non-scaling-stroke; }
+.chart .mark { stroke: var(--axis); stroke-width: 1; stroke-dasharray: 2 3;
+  vector-effect: non-scaling-stroke; }
+.chart .reference { stroke: currentColor; stroke-width: 1.5; stroke-dasharray: 5 4;
+  vector-effect: non-scaling-stroke; }
+.chart .whisker { stroke: var(--ink); stroke-width: 1.2; vector-effect: non-scaling-stroke; }
+.chart .bar { fill: currentColor; }
+.chart .bar:hover, .chart .dot:hover { filter: brightness(1.15) saturate(1.15); }
+.chart .dot { fill: currentColor; stroke: var(--card); stroke-width: 1.2;
+  vector-effect: non-scaling-stroke; }
+.chart .dots { fill: none; stroke: currentColor; stroke-linecap: round; }
+.chart .halo { fill: none; stroke: var(--card); stroke-linecap: round; opacity: .85; }
+.chart .crosses { fill: none; stroke: var(--ink); stroke-width: 1.6; }
+.chart .hit { fill: var(--ink); fill-opacity: 0; }
+.chart .hit:hover { fill-opacity: .07; }
+.chart .faint { opacity: .28; }
+.c1 { color: var(--series-1); } .c2 { color: var(--series-2); } .c3 { color: var(--series-3); }
+.c4 { color: var(--series-4); } .c5 { color: var(--series-5); } .c6 { color: var(--series-6); }
+.c-ink { color: var(--ink); } .c-muted { color: var(--muted); }
+@container (max-width: 440px) { .chart text { font-size: 13px; } }
+@container (max-width: 380px) { .chart text { font-size: 14.2px; } }
+@container (min-width: 500px) { .chart text { font-size: 11px; } }
+@container (min-width: 580px) { .chart text { font-size: 9.6px; } }
+@container (min-width: 680px) { .chart text { font-size: 8.4px; } }
+@container (min-width: 780px) { .chart text { font-size: 7.3px; } }
+"""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The rectangle between the axes, in units of the drawing."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+class Key(NamedTuple):
+    """A line of a legend."""
+
+    name: str
+    colour: str  # a class of STYLE
+    kind: str = ""  # a line; or "dot", "dash", "cross", "ramp"
+
+
+def plot_area(names: Sequence[str], top: float = 28.0, height: float = HEIGHT) -> Plot:
+    """The rectangle that is left once the axes have their room."""
+    left = 9.0 + CHAR * max((len(name) for name in names), default=1)
+    return Plot(left, WIDTH - 8.0, top, height - 40.0)
+
+
+def frame(
+    plot: Plot,
+    to_x: Scale,
+    to_y: Scale,
+    x_axis: Sequence[float],
+    y_axis: Sequence[float],
+    x_label: str,
+    y_label: str,
+    marks: bool = False,
+) -> str:
+    """Grid lines, ticks and the names of both axes."""
+    parts = [y_grid(plot, to_y, y_axis), axis_names(plot, x_label, y_label, marks)]
+    for tick, name in zip(x_axis, labels(x_axis), strict=True):
+        px = to_x(tick)
+        parts.append(line("axis", px, plot.bottom, px, plot.bottom + 4))
+        # The last label must not leave the drawing.
+        parts.append(below(min(px, WIDTH - CHAR * len(name) / 2), plot.bottom, name))
+    parts.append(line("axis", plot.left, plot.bottom, plot.right, plot.bottom))
+    return "".join(parts)
+
+
+def y_grid(plot: Plot, to_y: Scale, y_axis: Sequence[float]) -> str:
+    """A thin line and a label for each tick of the vertical axis."""
+    parts = []
+    for tick, name in zip(y_axis, tick_labels(y_axis, to_y.log), strict=True):
+        py = to_y(tick)
+        parts.append(line("grid", plot.left, py, plot.right, py))
+        parts.append(text(plot.left - 6, py, name, "end", drop=MIDDLE))
+    return "".join(parts)
+
+
+def axis_names(plot: Plot, x_label: str, y_label: str, marks: bool = False) -> str:
+    """The vertical axis is named above it, where nobody has to turn their head.
+
+    Distances are in units of text, which is small beside the drawing in wide figures.
+    """
+    centre = (plot.left + plot.right) / 2
+    above = text(0, plot.top - (8 if marks else 12), y_label, drop=-1.4 if marks else 0.0)
+    return above + text(centre, plot.bottom + 7, x_label, "middle", drop=2.3)
+
+
+def tick_labels(values: Sequence[float], log: bool) -> list[str]:
+    """What is written at the ticks of a linear or a logarithmic axis."""
+    return [number(v) for v in values] if log else labels(values)
+
+
+def figure(
+    title: str,
+    body: str,
+    *,
+    keys: Sequence[Key] = (),
+    height: float = HEIGHT,
+) -> str:
+    """Caption, legend and drawing."""
+    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
+    legend = "".join(
+        f'<li><span class="key {key.colour} {key.kind}" aria-hidden="true">'
+        f"{'×' if key.kind == 'cross' else ''}</span>{escape(key.name)}</li>"
+        for key in keys
+    )
+    legend = f'<ul class="legend">{legend}</ul>' if legend else ""
+    return (
+        f'<figure class="chart">{caption}{legend}'
+        f'<svg viewBox="0 0 {at(WIDTH)} {at(height)}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{body}</svg></figure>"
+    )
+
+
+def line(kind: str, x1: float, y1: float, x2: float, y2: float, tip: str = "") -> str:
+    """A line of a class of `STYLE`, perhaps with a tooltip."""
+    ends = f'x1="{at(x1)}" y1="{at(y1)}" x2="{at(x2)}" y2="{at(y2)}"'
+    return f'<line class="{kind}" {ends}>{tooltip(tip)}</line>'
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    anchor: str = "start",
+    *,
+    strong: bool = False,
+    drop: float = 0.0,
+) -> str:
+    """Words on a baseline at `y`, or `drop` times the size of text below it."""
+    if not words:
+        return ""
+    side = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    shift = f' dy="{drop:g}em"' if drop else ""
+    weight = ' class="strong"' if strong else ""
+    return f'<text x="{at(x)}" y="{at(y)}"{shift}{side}{weight}>{escape(words)}</text>'
+
+
+def below(x: float, y: float, words: str) -> str:
+    """Words centred under a tick; their distance to the axis goes with the size of text."""
+    return text(x, y + 7, words, "middle", drop=0.78)
+
+
+def tooltip(words: str) -> str:
+    """What a browser shows while the pointer rests on the element around it."""
+    return f"<title>{escape(words)}</title>" if words else ""
+
+
+def colour(index: int) -> str:
+    """The class of the colour of a series."""
+    return f"c{index % COLOURS + 1}"
+
+
+def short(words: str, length: int) -> str:
+    """Cut to a length, with a sign that it was."""
+    return words if len(words) <= length else words[: length - 1] + "…"
+
+
+def at(value: float) -> str:
+    """A coordinate to a hundredth of a unit, without idle digits."""
+    digits = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if digits in ("-0", "") else digits
+
+
+def escape(words: object) -> str:
+    """Safe as text and in attributes, of HTML and of XML (which has no control characters)."""
+    return html.escape(_FORBIDDEN.sub("\ufffd", str(words)), quote=True)
+
+
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
