@@ -55,6 +55,10 @@ class Encoder(ABC):
         """The names of the numbers that it gives."""
 
     @abstractmethod
+    def uses(self) -> str:
+        """What the model sees of the column, for people."""
+
+    @abstractmethod
     def transform(self, values: Any) -> NDArray[np.float32]:
         """`(rows,)` values, as the column's kind reads them, to `(rows, width)`."""
 
@@ -126,6 +130,11 @@ class NumberEncoder(Encoder):
         """The column, and whether it is missing."""
         return [column, f"{column} (missing)"] if self.indicator else [column]
 
+    def uses(self) -> str:
+        """How the number is scaled, and whether missing values are told."""
+        parts = ["scaled, heavy tails drawn in" if self.scale.heavy else "scaled"]
+        return " + ".join([*parts, *(["missing"] if self.indicator else [])])
+
     def transform(self, values: Floats) -> NDArray[np.float32]:
         """`(rows,)` → `(rows, 1 or 2)`."""
         parts = [self.scale.transform(values)]
@@ -149,6 +158,10 @@ class BooleanEncoder(NumberEncoder):
         scale.limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
         return cls(scale, bool(np.isnan(values).any()))
 
+    def uses(self) -> str:
+        """Whether missing values are told."""
+        return "yes or no + missing" if self.indicator else "yes or no"
+
 
 @dataclass
 class PresenceEncoder(Encoder):
@@ -159,6 +172,10 @@ class PresenceEncoder(Encoder):
     def names(self, column: str) -> list[str]:
         """Whether the column is missing."""
         return [f"{column} (missing)"]
+
+    def uses(self) -> str:
+        """Nothing but whether it is there."""
+        return "whether it is there"
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
         """`(rows,)`, NaN where nothing stands → `(rows, 1)`."""
@@ -195,6 +212,11 @@ class DateEncoder(Encoder):
         """The time, the cycles' sines and cosines, and whether it is missing."""
         cycles = [f"{column} ({name}, {part})" for name in self.cycles for part in ("sin", "cos")]
         return [column, *cycles, *([f"{column} (missing)"] if self.indicator else [])]
+
+    def uses(self) -> str:
+        """The time and its cycles."""
+        cycles = [f"{name} cycle" for name in self.cycles]
+        return " + ".join(["time", *cycles, *(["missing"] if self.indicator else [])])
 
     def transform(self, seconds: Floats) -> NDArray[np.float32]:
         """`(rows,)` → `(rows, width)`; where nothing stands, the cycles are 0."""
@@ -270,6 +292,13 @@ class CategoryEncoder(Encoder):
         names += [f"{column} (missing)"] if self.missing else []
         width = len(self.means[""]) if self.means else 0
         return names + [f"{column} (mean of target {i + 1})" for i in range(width)]
+
+    def uses(self) -> str:
+        """How many levels have a place, and what else there is."""
+        parts = [f"{len(self.levels)} level{'' if len(self.levels) == 1 else 's'}"]
+        parts += ["other"] if self.other else []
+        parts += ["missing"] if self.missing else []
+        return " + ".join([*parts, *(["mean of target"] if self.means else [])])
 
     def transform(self, values: Coded) -> NDArray[np.float32]:
         """Texts as codes `(rows,)` → `(rows, width)`."""

@@ -1,10 +1,12 @@
 """The column to predict: what task it makes, and its values as classes or numbers."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unbounded.data.tables import values as read
 from unbounded.data.tables.columns import Profile, shorten
@@ -42,6 +44,13 @@ class Target:
     def is_classes(self) -> bool:
         """Whether classes are predicted."""
         return self.task == "classification"
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The classes as an estimator takes them, in the order of `classes`, which is sorted."""
+        if self.numeric and _are_whole(self.classes):
+            return np.array([int(float(name)) for name in self.classes])
+        return np.array(self.classes)
 
     def read(self, series: Any, start: int = 0) -> Floats:
         """Class numbers from 0, or numbers: `(rows,)`, NaN where there is none.
@@ -127,8 +136,14 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
         )
     if not profile.is_number and len(counts) == profile.present > 2:
         raise TableError(f"the target {name!r} has a different text in every row: no classes")
-    key = float if profile.is_number else str
+    key = float if profile.is_number and _are_whole(counts) else str
     return Target(name, task, sorted(counts, key=key), profile.is_number)
+
+
+def _are_whole(names: Iterable[str]) -> bool:
+    """Whether all these texts of numbers are of whole ones that a double holds exactly."""
+    values = [float(name) for name in names]
+    return all(value.is_integer() and abs(value) < 2**53 for value in values)
 
 
 def _levels(profile: Profile) -> Counter[str] | None:

@@ -1,0 +1,259 @@
+"""What the commands share: their errors, how they speak, and how they write files."""
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unbounded.data.tables import Table
+
+
+class CommandError(Exception):
+    """What a user can mend, in one line."""
+
+
+class Console:
+    """Where the words of a command go.
+
+    With `--json`, standard output holds one JSON document and nothing else: all words go to
+    standard error. Progress is always there, and only if that is a terminal.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.json = bool(getattr(options, "json", False))
+        self.quiet = bool(getattr(options, "quiet", False))
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether bars are drawn."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def say(self, text: str = "") -> None:
+        """Words for people."""
+        if not self.quiet:
+            _show(text, sys.stderr if self.json else sys.stdout)
+
+    def warn(self, text: str) -> None:
+        """Words that matter, on standard error."""
+        _show(f"unbounded: {text}", sys.stderr)
+
+    def result(self, document: dict[str, Any]) -> None:
+        """The document, if it was asked for."""
+        if self.json:
+            print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+    @contextmanager
+    def progress(
+        self, what: str, total: int | None = None, unit: str = "rows"
+    ) -> Iterator[Callable[[int], None] | None]:
+        """A function that counts, drawn as a bar on standard error."""
+        if not self.shows_progress:
+            yield None
+            return
+        from tqdm import tqdm
+
+        with tqdm(
+            total=total, desc=what, unit=f" {unit}", unit_scale=True, leave=False, file=sys.stderr
+        ) as bar:
+            yield bar.update
+
+
+def _show(text: str, file: Any) -> None:
+    from unbounded.report.terminal import show
+
+    show(text, file)
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON can hold it: no NumPy, and null for what is no finite number."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+# Files
+
+
+def check_output(path: Path, *inputs: Path) -> Path:
+    """The path, if a file can be written there; asked before any work is done.
+
+    Args:
+        path: to be written.
+        inputs: files that must not be overwritten.
+
+    Raises:
+        CommandError: if it is a folder, its folder is not there or closed, or it is an input.
+    """
+    parent = path.parent
+    if path.is_dir():
+        raise CommandError(f"cannot write {path}: it is a folder")
+    if not parent.exists():
+        raise CommandError(f"cannot write {path}: the folder {parent} does not exist")
+    if not parent.is_dir():
+        raise CommandError(f"cannot write {path}: {parent} is a file, not a folder")
+    for other in inputs:
+        if path.exists() and other.exists() and path.samefile(other):
+            raise CommandError(f"cannot write {path}: it is being read from")
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    if path.exists() and not os.access(path, os.W_OK):
+        raise CommandError(f"cannot write {path}: permission denied")
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place at the end, or leaves no trace."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_text(path: Path, is_gzip: bool) -> IO[str]:
+    """A text file to write, gzipped if asked."""
+    if is_gzip:
+        import gzip
+
+        return gzip.open(path, "wt", encoding="utf-8", newline="")
+    return open(path, "w", encoding="utf-8", newline="")
+
+
+# Arguments
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--json` and `--quiet`."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--json", action="store_true", help="print one JSON document on standard output"
+    )
+    group.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a table is read."""
+    group = parser.add_argument_group("how the table is read")
+    group.add_argument(
+        "--delimiter",
+        metavar="CHAR",
+        type=_delimiter,
+        help="between the fields (default: told from the header: comma, tab, semicolon or bar)",
+    )
+    group.add_argument("--encoding", help="of the text (default: UTF-8)")
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """`--device`."""
+    parser.add_argument(
+        "--device", default="auto", help='"cpu", "cuda" or "auto", the GPU if there is one'
+    )
+
+
+def open_table(options: argparse.Namespace, path: Path, missing: Sequence[str] = ()) -> "Table":
+    """The table at a path, by the arguments of `add_table_arguments`."""
+    from unbounded.data.tables import Table
+
+    return Table(path, delimiter=options.delimiter, encoding=options.encoding, missing=missing)
+
+
+def check_device(name: str) -> str:
+    """The name of a device that is there.
+
+    Raises:
+        CommandError: if it is not.
+    """
+    import torch
+
+    if name == "auto":
+        return name
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"the device {name!r} cannot be used: {reason}") from None
+    return name
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return _number(text, int, lambda v: v >= 1, "a whole number of at least 1")
+
+
+def not_negative(text: str) -> int:
+    """A whole number of at least 0."""
+    return _number(text, int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
+
+
+def share(text: str) -> float:
+    """A number from 0 to below 1."""
+    return _number(text, float, lambda v: 0 <= v < 1, "a number from 0 to below 1")
+
+
+def rate(text: str) -> float:
+    """A positive finite number."""
+    return _number(text, float, lambda v: 0 < v < math.inf, "a positive number")
+
+
+def _number(text: str, kind: Any, test: Callable[[Any], bool], expected: str) -> Any:
+    try:
+        value = kind(text)
+        if test(value):
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{expected} was expected, got {text!r}")
+
+
+def _delimiter(text: str) -> str:
+    names = {"\\t": "\t", "tab": "\t", "comma": ",", "semicolon": ";", "space": " ", "bar": "|"}
+    text = names.get(text, text)
+    if len(text) != 1:
+        raise argparse.ArgumentTypeError(f"a single character was expected, got {text!r}")
+    return text
+
+
+# Words
+
+
+def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows as aligned columns; those in `right` are flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def several(count: int, what: str) -> str:
+    """ "1 row", "1,234 rows"."""
+    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{ending}"

@@ -1,0 +1,70 @@
+"""`unbounded demo`: a spiral, a network that finds its depth, a page."""
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from unbounded.cli import common
+from unbounded.cli.common import Console
+
+NAME = "demo"
+HELP = "fit a spiral and write a page"
+DESCRIPTION = """\
+Fit a network of unbounded depth to the paper's spiral, show the posterior over depth, and write a
+page. Takes less than a minute; Ctrl-C ends training early and still writes the page."""
+EPILOG = """\
+examples:
+  unbounded demo
+  unbounded demo --omega 20 --epochs 4000 --out spiral.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `unbounded demo`."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page"
+    )
+    parser.add_argument(
+        "--omega", type=float, default=10.0, help="rotation speed of the spiral (default: 10)"
+    )
+    parser.add_argument("--epochs", type=common.positive, help="how long to train")
+    parser.add_argument(
+        "--seed", type=common.not_negative, default=0, help="of data and weights (default: 0)"
+    )
+    common.add_output_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `unbounded.experiments.demo`."""
+    from unbounded.experiments.demo import EPOCHS
+    from unbounded.experiments.demo import run as run_demo
+
+    console = Console(options)
+    common.check_output(options.out)
+    # What the demo says goes where the words of a command go.
+    with contextlib.ExitStack() as stack:
+        if console.json:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        if console.quiet:
+            stack.enter_context(contextlib.redirect_stdout(None))
+        found = run_demo(
+            options.out,
+            omega=options.omega,
+            seed=options.seed,
+            epochs=options.epochs or EPOCHS,
+            progress=console.shows_progress,
+        )
+    console.result(
+        {
+            "report": options.out,
+            "accuracy": found.accuracy,
+            "accuracy_by_depth": found.accuracy_by_depth,
+            "depth": {
+                "probs": found.depth_probs,
+                "mean": found.depth_mean,
+                "max": found.max_depth,
+            },
+            "seconds": found.fit.seconds,
+        }
+    )

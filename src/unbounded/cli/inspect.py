@@ -1,0 +1,206 @@
+"""`unbounded inspect`: what a model file holds."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from unbounded.cli import common
+from unbounded.cli.common import Console, several
+
+NAME = "inspect"
+HELP = "show what a model file holds"
+DESCRIPTION = """\
+Show what a model file holds: what it predicts from what, the posterior over depth, the layers
+and their sizes, and how training went. Works for every file of this library."""
+EPILOG = """\
+examples:
+  unbounded inspect house.udn
+  unbounded inspect house.udn --json | jq .depth.mean
+"""
+_SHOWN_EPOCHS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `unbounded inspect`."""
+    parser.add_argument("model", type=Path, help="a model file")
+    common.add_output_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the parts."""
+    from unbounded import load
+    from unbounded.files import read_header
+    from unbounded.report.terminal import depth_bars
+
+    console = Console(options)
+    header = read_header(options.model)
+    extra = header.get("extra", {})
+    table_model = _table_model(options.model, extra)
+    model = load(options.model) if table_model is None else table_model.estimator.model_
+    first, last = model.support()
+    probs = model.depth_log_probs().detach().double().exp()
+    probs = (probs / probs.sum()).tolist()
+    mean = sum(p * depth for depth, p in enumerate(probs, first))
+    modules = _modules(model)
+    total = sum(p.numel() for p in model.parameters())
+    parts = {part: _part(header.get(part)) for part in _PARTS}
+    console.say(f"{options.model}: {_what(table_model, extra)}\n")
+    console.say(depth_bars(probs, first))
+    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {several(total, 'parameter')}\n")
+    console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))
+    console.say("\n" + _layer_lines(modules))
+    history = extra.get("estimator", {}).get("history", {})
+    if history.get("rows"):
+        console.say("\n" + _history_lines(history, extra["estimator"]))
+    if table_model is not None:
+        console.say("\n" + _columns(table_model))
+    console.result(
+        {
+            "path": options.model,
+            "format": header["format"],
+            "what": _what(table_model, extra),
+            "depth": {"first": first, "probs": probs, "mean": mean, "max": last},
+            "parts": parts,
+            "parameters": total,
+            "modules": modules,
+            "history": history.get("rows", []),
+            "births": history.get("births", []),
+            "target": None if table_model is None else table_model.target.to_dict(),
+            "columns": None
+            if table_model is None
+            else [
+                {"name": column.name, "kind": column.kind, "why": column.why or None}
+                for column in table_model.encoding.columns
+            ],
+            "info": None if table_model is None else table_model.info,
+        }
+    )
+
+
+_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
+
+
+def _table_model(path: Path, extra: dict[str, Any]) -> Any:
+    """The model with its table, or None where it has none."""
+    if "table" not in extra:
+        return None
+    from unbounded.cli.model_file import TableModel
+
+    return TableModel.load(path, "cpu")
+
+
+def _what(table_model: Any, extra: dict[str, Any]) -> str:
+    if table_model is None:
+        kind = extra.get("estimator", {}).get("kind")
+        return f"a fitted {kind}" if kind else "a network of unbounded depth"
+    target, info = table_model.target, table_model.info
+    count = len(table_model.encoding.used)
+    what = (
+        f"predicts {target.name} ({len(target.classes)} classes)"
+        if target.is_classes
+        else f"predicts {target.name} (a number)"
+    )
+    return (
+        f"{what} from {several(count, 'column')}, learnt from {info.get('rows', 0):,} rows "
+        f"of {info.get('table', 'a table')}"
+    )
+
+
+def _part(described: Any) -> str:
+    """`Dense(in_features=10, …)` from the header."""
+    config = (described or {}).get("config")
+    kind = (described or {}).get("kind", "?")
+    if config is None:
+        return f"{kind} (of the user's own)"
+    shown = ", ".join(f"{k}={_value(v)}" for k, v in config.items() if v not in (None, False))
+    return f"{kind}({shown})"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{k}={v}" for k, v in value.items() if k != "kind")
+        return f"{value.get('kind', '')}({inner})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _modules(model: Any) -> list[dict[str, Any]]:
+    """Every layer and head that is born, with the shapes of its parameters."""
+    found = []
+    for role, container in (("layer", model.network.hidden), ("head", model.network.heads)):
+        for depth, module in container.items():
+            found.append(
+                {
+                    "role": role,
+                    "depth": int(depth),
+                    "kind": type(module).__name__,
+                    "parameters": sum(p.numel() for p in module.parameters()),
+                    "shapes": {name: list(p.shape) for name, p in module.named_parameters()},
+                }
+            )
+    return found
+
+
+def _layer_lines(modules: list[dict[str, Any]]) -> str:
+    """Layers and heads, runs of equal ones in one line."""
+    groups: list[list[dict[str, Any]]] = []
+    for module in modules:
+        last = groups[-1][-1] if groups else None
+        alike = last is not None and all(
+            last[key] == module[key] for key in ("role", "kind", "shapes")
+        )
+        if alike:
+            groups[-1].append(module)
+        else:
+            groups.append([module])
+    rows = [["  born", "kind", "weights", "parameters"]]
+    for group in groups:
+        first, end = group[0], group[-1]
+        depth = f"{first['depth']}" if len(group) == 1 else f"{first['depth']}–{end['depth']}"
+        plural = "s" if len(group) > 1 else ""
+        weights = ", ".join("×".join(map(str, shape)) for shape in first["shapes"].values())
+        each = " each" if len(group) > 1 else ""
+        rows.append(
+            [
+                f"  {first['role']}{plural} {depth}",
+                first["kind"],
+                weights or "none",
+                f"{first['parameters']:,}{each}",
+            ]
+        )
+    return common.columns_of_text(rows)
+
+
+def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
+    rows = history["rows"]
+    best = estimator.get("best_epoch")
+    picks = {round(i * (len(rows) - 1) / (_SHOWN_EPOCHS - 1)) for i in range(_SHOWN_EPOCHS)}
+    picks |= {i for i, row in enumerate(rows) if row["epoch"] == best}
+    scores = [name for name in rows[-1] if name.startswith("val_")]
+    lines = [["  epoch", "ELBO", "E[ℓ]", "m", *(n.replace("_", " ") for n in scores)]]
+    for index in sorted(picks):
+        row = rows[index]
+        mark = "*" if row["epoch"] == best else ""
+        lines.append(
+            [
+                f"  {row['epoch']}{mark}",
+                f"{row['elbo']:,.1f}",
+                f"{row['depth_mean']:.2f}",
+                str(row["max_depth"]),
+                *(f"{row[name]:.4f}" for name in scores),
+            ]
+        )
+    born = ", ".join(f"{b['depth']} (epoch {b['epoch']})" for b in history.get("births", []))
+    text = common.columns_of_text(lines, right=range(1, len(lines[0])))
+    return (
+        f"{text}\n  * kept; ended by {estimator.get('stopped')} after {len(rows)} epochs; "
+        f"layers born on the way: {born or 'none'}"
+    )
+
+
+def _columns(table_model: Any) -> str:
+    encoding = table_model.encoding
+    rows = [["  column", "kind", "used as"]]
+    for column in encoding.columns:
+        use = encoding.encoders[column.name].uses() if column.is_used else f"– {column.why}"
+        rows.append([f"  {column.name}", column.kind if column.is_used else "", use])
+    return common.columns_of_text(rows)

@@ -1,0 +1,225 @@
+"""`unbounded predict`: a table in, a table of predictions out, a chunk at a time."""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from unbounded.cli import common
+from unbounded.cli.common import CommandError, Console, several
+
+if TYPE_CHECKING:
+    from unbounded.cli.model_file import TableModel
+
+NAME = "predict"
+HELP = "predict the rows of a table"
+DESCRIPTION = """\
+Predict the target for every row of a table, in the order of its rows.
+
+For classes: the most probable one and the probability of each. For a number: mean, standard
+deviation and the bounds of a central interval of the predictive distribution.
+
+The columns may stand in another order, and others may be there. Categories that training did not
+know are taken as rare ones. Memory is bounded: rows by the million are fine."""
+EPILOG = """\
+examples:
+  unbounded predict house.udn new.csv --out predictions.csv
+  unbounded predict house.udn new.parquet --keep id --interval 0.5 --out predictions.parquet
+  unbounded predict house.udn new.csv | head
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `unbounded predict`."""
+    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
+    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on "
+        "standard output; JSON lines with --json)",
+    )
+    parser.add_argument(
+        "--interval",
+        type=common.share,
+        default=0.9,
+        metavar="P",
+        help="probability that the interval should hold (default: 0.9)",
+    )
+    parser.add_argument(
+        "--parts",
+        action="store_true",
+        help="also how much of the uncertainty is noise and how much disagreement between depths",
+    )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="COLUMNS",
+        help="columns of the table to put before the predictions",
+    )
+    common.add_device_argument(parser)
+    common.add_table_arguments(parser)
+    common.add_output_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Predict chunk by chunk into a temporary file; it appears when it is whole."""
+    from unbounded.cli.model_file import TableModel
+
+    console = Console(options)
+    if not 0 < options.interval < 1:
+        raise CommandError(f"--interval must be between 0 and 1, got {options.interval:g}")
+    out: Path | None = options.out
+    if out is not None:
+        common.check_output(out, options.table, options.model)
+    device = common.check_device(options.device)
+    model = TableModel.load(options.model, device)
+    table = common.open_table(options, options.table, model.encoding.missing)
+    keep = _kept(options.keep, table)
+    model.encoding.check_names(table)
+    rows = 0
+    with _sink(out, options.json) as sink:
+        with console.progress("predicting", table.num_rows) as progress:
+            for _, frame, x in model.chunks(table, progress):
+                columns = {name: frame[name].to_numpy(object) for name in keep}
+                columns |= _predictions(model, x, options.interval, options.parts)
+                sink.write(columns)
+                rows += len(x)
+        if rows == 0:
+            from unbounded.data.tables import TableError
+
+            raise TableError(f"{table.path} has a header and no rows")
+    if out is not None:
+        console.say(f"{several(rows, 'row')} predicted: {out}")
+        console.result({"rows": rows, "out": out, "columns": sink.names})
+
+
+def _kept(given: list[str], table: Any) -> list[str]:
+    from unbounded.cli.fit import _names
+
+    wanted = _names("keep", given, table)
+    return [name for name in table.names if name in wanted]
+
+
+def _predictions(model: "TableModel", x: Any, interval: float, parts: bool) -> dict[str, Any]:
+    """The columns of the output for encoded rows."""
+    from unbounded import metrics
+
+    found = model.by_depth(x)
+    columns: dict[str, Any] = {}
+    if model.target.is_classes:
+        probs = found.mixture
+        names = np.array(model.target.classes, dtype=object)
+        columns["prediction"] = names[probs.argmax(1)]
+        columns |= {f"p_{name}": probs[:, i] for i, name in enumerate(names)}
+        units = "entropy"
+    else:
+        columns["mean"] = found.mixture
+        columns["sd"] = found.total()
+        tails = [(1 - interval) / 2, (1 + interval) / 2]
+        bounds = metrics.mixture_quantile(tails, found.depth_probs, found.values, found.scales)
+        columns["lower"], columns["upper"] = bounds
+        units = "sd"
+    if parts:
+        columns[f"noise_{units}"] = found.noise()
+        columns[f"depth_{units}"] = found.disagreement()
+    return columns
+
+
+class Sink(Protocol):
+    """Where columns go, chunk by chunk."""
+
+    names: list[str]
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Append rows."""
+
+
+class TextSink:
+    """CSV, TSV or JSON lines."""
+
+    def __init__(self, file: Any, kind: str):
+        self.file = file
+        self.kind = kind
+        self.names: list[str] = []
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Append rows; the header comes with the first."""
+        from unbounded.data.tables.reading import pandas
+
+        frame = pandas().DataFrame(columns)
+        first, self.names = not self.names, list(columns)
+        if self.kind == "jsonl":
+            frame.to_json(self.file, orient="records", lines=True, double_precision=9)
+            return
+        delimiter = "\t" if self.kind == "tsv" else ","
+        frame.to_csv(
+            self.file,
+            sep=delimiter,
+            header=first,
+            index=False,
+            float_format="%.8g",
+            lineterminator="\n",
+        )
+
+
+class ParquetSink:
+    """One Parquet file, a row group a chunk."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.names: list[str] = []
+        self._writer: Any = None
+
+    def write(self, columns: dict[str, Any]) -> None:
+        """Append rows; the schema comes with the first."""
+        import pyarrow
+        from pyarrow import parquet
+
+        from unbounded.data.tables.reading import pandas
+
+        self.names = list(columns)
+        frame = pandas().DataFrame(columns)
+        schema = None if self._writer is None else self._writer.schema
+        table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self.path, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+@contextmanager
+def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
+    """A file that takes its place when all is written; standard output also gets all or nothing."""
+    if out is None:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
+            yield TextSink(file, "jsonl" if json_lines else "csv")
+            file.seek(0)
+            shutil.copyfileobj(file, sys.stdout)
+        return
+    endings = [ending.lower() for ending in out.suffixes]
+    is_gzip = endings[-1:] == [".gz"]
+    kind = (endings[:-1] if is_gzip else endings)[-1:] or [".csv"]
+    with common.replacing(out) as temporary:
+        if kind in ([".parquet"], [".pq"]):
+            sink = ParquetSink(temporary)
+            try:
+                yield sink
+            finally:
+                sink.close()
+            return
+        known = {".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+        with common.open_text(temporary, is_gzip) as file:
+            yield TextSink(file, known.get(kind[0], "csv"))

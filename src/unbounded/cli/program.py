@@ -1,0 +1,112 @@
+"""From arguments to a command, and from errors to one line.
+
+The exit status is 0, or 2 after one line `unbounded: error: …` on standard error; 130 if Ctrl-C
+came before there was anything to keep.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
+from unbounded.cli.common import CommandError
+
+COMMANDS = (fit, predict, evaluate, inspect, report, demo, reproduce)
+TRACEBACKS = "UNBOUNDED_TRACEBACK"
+
+_EPILOG = """\
+a table, from start to end:
+  unbounded fit train.csv --target price --out house.udn
+  unbounded inspect house.udn
+  unbounded evaluate house.udn test.csv
+  unbounded predict house.udn new.csv --out predictions.csv
+  unbounded report house.udn test.csv --out house.html
+
+`unbounded COMMAND --help` tells more of each.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors of usage as one line, like all the others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise rather than print the usage and exit."""
+        raise CommandError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    from unbounded import __version__
+
+    parser = Parser(
+        prog="unbounded",
+        description="Neural networks whose depth is inferred from the data.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"unbounded {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands"
+    )
+    for command in COMMANDS:
+        sub = commands.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=command.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        options = build_parser().parse_args(arguments)
+        options.run(options)
+        sys.stdout.flush()
+        return 0
+    except KeyboardInterrupt:
+        _complain("interrupted: nothing was written")
+        return 130
+    except BrokenPipeError:  # somebody closed our output, such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get(TRACEBACKS):
+            raise
+        _complain(_explain(error))
+        return 2
+
+
+def _explain(error: Exception) -> str:
+    """One line for the user, whatever it was."""
+    from unbounded.data.tables import TableError
+    from unbounded.files import FileError
+    from unbounded.training import NonFiniteError
+
+    if isinstance(error, CommandError | TableError | FileError):
+        return str(error)
+    if isinstance(error, NonFiniteError):
+        return f"training went astray: {error}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    if isinstance(error, OSError):
+        if error.strerror and error.filename:
+            return f"{error.filename}: {error.strerror}"
+        return str(error)
+    return (
+        f"unexpected {type(error).__name__}: {error} "
+        f"(this is a mistake in unbounded; {TRACEBACKS}=1 shows where)"
+    )
+
+
+def _complain(message: str) -> None:
+    line = " ".join(message.split())
+    kind = "" if line.startswith("interrupted") else "error: "
+    sys.stdout.flush()
+    print(f"unbounded: {kind}{line}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""`unbounded report`: one page that explains a model."""
+
+import argparse
+from pathlib import Path
+
+from unbounded.cli import common
+from unbounded.cli.common import Console
+
+NAME = "report"
+HELP = "write a page that explains a model"
+DESCRIPTION = """\
+Write one self-contained page: the posterior over depth and how it moved, the score at each depth,
+calibration, the uncertainty of each row split into noise and depth, and the importance of the
+columns. Without a table the page shows what `unbounded fit` saw on the rows it held out."""
+EPILOG = """\
+examples:
+  unbounded report house.udn --out house.html
+  unbounded report house.udn test.csv --out test.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `unbounded report`."""
+    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
+    parser.add_argument("table", type=Path, nargs="?", help="with the target, to be scored on")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the page")
+    common.add_device_argument(parser)
+    common.add_table_arguments(parser)
+    common.add_output_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Score if there is a table, then write."""
+    from unbounded.cli.evaluate import score_table
+    from unbounded.cli.model_file import TableModel
+    from unbounded.cli.pages import model_page
+    from unbounded.cli.scores import importance
+    from unbounded.report.page import write
+
+    console = Console(options)
+    inputs = [options.model, *([options.table] if options.table else [])]
+    common.check_output(options.out, *inputs)
+    device = common.check_device(options.device)
+    model = TableModel.load(options.model, device)
+    found = None
+    if options.table is not None:
+        table = common.open_table(options, options.table, model.encoding.missing)
+        found, x, y, _ = score_table(model, table, console)
+        found["importance"] = importance(model, x, y)
+    name = None if options.table is None else options.table.name
+    write(options.out, model_page(model, found, name))
+    console.say(f"page: {options.out}")
+    seen = found or model.info.get("held_out", {})
+    console.result(
+        {
+            "report": options.out,
+            "model": options.model,
+            "table": options.table,
+            "scores": seen.get("scores"),
+            "importance": seen.get("importance"),
+        }
+    )

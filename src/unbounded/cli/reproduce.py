@@ -1,0 +1,55 @@
+"""`unbounded reproduce NAME`: a table or figure of the paper again."""
+
+import argparse
+from types import ModuleType
+
+from unbounded.cli.common import CommandError
+
+NAME = "reproduce"
+HELP = "run a study of the paper again"
+DESCRIPTION = """\
+Run a study again: one table or figure of the paper. Each is one file of unbounded.experiments with
+arguments of its own: `unbounded reproduce NAME --help`."""
+EPILOG = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The name of the study; what follows it is the study's own."""
+    from unbounded.experiments import STUDIES
+
+    listed = "\n".join(f"  {name:16} {study.about}" for name, study in sorted(STUDIES.items()))
+    parser.epilog = f"studies:\n{listed or '  none in this version'}"
+    parser.add_argument("study", metavar="NAME", help="which")
+    # All that follows, also what looks like an option of ours, belongs to the study.
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the study's own arguments")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Import the study's module and hand over."""
+    from unbounded.cli.program import Parser
+
+    name = options.study
+    module = load(name)
+    parser = Parser(
+        prog=f"unbounded reproduce {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    module.run(parser.parse_args(options.arguments))
+
+
+def load(name: str) -> ModuleType:
+    """The module of a study, imported now.
+
+    Raises:
+        CommandError: if there is no such study.
+    """
+    import importlib
+
+    from unbounded.experiments import STUDIES
+
+    if name not in STUDIES:
+        known = ", ".join(sorted(STUDIES)) or "none in this version"
+        raise CommandError(f"there is no study {name!r}; there are: {known}")
+    return importlib.import_module(STUDIES[name].module)
