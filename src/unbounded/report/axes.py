@@ -38,7 +38,7 @@ def ticks(low: float, high: float, count: int = 5, *, integers: bool = False) ->
     if not low < high:
         pad = abs(low) * 0.1 or 0.5
         low, high = (low - 0.5, high + 0.5) if integers else (low - pad, high + pad)
-    step = _round_step((high - low) / max(1, count), integers)
+    step = round_step((high - low) / max(1, count), integers)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     # Rounding to the step's digits: 3 * 0.1 must read 0.3.
     digits = max(0, 2 - math.floor(math.log10(step)))
@@ -106,7 +106,8 @@ def _is_close(value: float, rounded: float, step: float) -> bool:
     return abs(value - rounded) < 1e-3 * step
 
 
-def _round_step(rough: float, integers: bool) -> float:
+def round_step(rough: float, integers: bool = False) -> float:
+    """The smallest round number of at least `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(
         factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * 0.999

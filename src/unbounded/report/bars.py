@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, finite, labels, number, ticks
+from unbounded.report.axes import Scale, finite, labels, number, round_step, trimmed
 
 _ROW = 23.0  # height of a lying bar with its gap
+_NOTHING = ([0.0, 1.0], (0.0, 1.0))  # the axis of bars that are all zero
 
 
 def bar_chart(
@@ -45,12 +46,19 @@ def bar_chart(
     marked = {highlight} if isinstance(highlight, int) else set(highlight or ())
     colours = ["c2" if index in marked else "c1" for index in range(len(heights))]
     ends = finite([v + s * e for v, e in zip(heights, spread, strict=True) for s in (-1, 1)])
-    axis = ticks(min(0.0, *ends), max(0.0, *ends), 3 if horizontal else 5) if ends else [0.0, 1.0]
+    low, high = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
+    axis, (start, stop) = trimmed(low, high, 3 if horizontal else 5) if low < high else _NOTHING
+    if not horizontal:  # room for the number on the highest bar
+        stop = max(stop, high + 0.07 * (high - low))
     texts = [value_format(v) for v in heights]
     if horizontal:
-        body, height = _lying(heights, names, texts, spread, colours, axis, x_label, y_label)
+        body, height = _lying(
+            heights, names, texts, spread, colours, axis, (start, stop), x_label, y_label
+        )
     else:
-        body = _upright(heights, names, texts, spread, colours, axis, x_label, y_label)
+        body = _upright(
+            heights, names, texts, spread, colours, axis, (start, stop), x_label, y_label
+        )
         height = draw.HEIGHT
     return draw.figure(title, body, height=height)
 
@@ -62,19 +70,21 @@ def _upright(
     spread: list[float],
     colours: list[str],
     axis: list[float],
+    reach: tuple[float, float],
     x_label: str,
     y_label: str,
 ) -> str:
-    plot = draw.plot_area(draw.tick_labels(axis, False), top=30.0)
-    to_y = Scale(axis[0], axis[-1], plot.bottom, plot.top)
+    plot = draw.plot_area(draw.tick_labels(axis, False))
+    to_y = Scale(*reach, plot.bottom, plot.top)
     step = (plot.right - plot.left) / len(values)
-    width = step * (0.72 if len(values) <= 60 else 1.0)
+    dense = len(values) > 60  # then no gaps, and no seams between the bars either
+    width, shape = (step + 0.3, ' shape-rendering="crispEdges"') if dense else (0.72 * step, "")
     write_values = step >= draw.CHAR * 0.9 * max(len(t) for t in texts)
-    every = max(1, math.ceil((draw.CHAR * max(len(draw.short(n, 14)) for n in names) + 5) / step))
+    written = _written(names, step)
     parts = [draw.y_grid(plot, to_y, axis), draw.axis_names(plot, x_label, y_label)]
     for index, value in enumerate(values):
         centre = plot.left + step * (index + 0.5)
-        if index % every == 0:
+        if index in written:
             parts.append(draw.below(centre, plot.bottom, draw.short(names[index], 14)))
         if not math.isfinite(value):
             continue
@@ -82,16 +92,34 @@ def _upright(
         parts.append(
             f'<rect class="bar {colours[index]}" x="{draw.at(centre - width / 2)}" '
             f'y="{draw.at(top)}" width="{draw.at(width)}" height="{draw.at(bottom - top)}" '
-            f'rx="{1.5 if width > 8 else 0}">'
+            f'rx="{1.5 if width > 8 else 0}"{shape}>'
             f"{draw.tooltip(f'{x_label} {names[index]}: {number(value, 4)}'.strip())}</rect>"
         )
         low, high = to_y(value - spread[index]), to_y(value + spread[index])
         if spread[index]:
             parts.append(draw.line("whisker", centre, low, centre, high))
         if write_values:
-            parts.append(draw.text(centre, min(top, high) - 5, texts[index], "middle"))
+            if value < 0:
+                parts.append(
+                    draw.text(centre, max(bottom, low) + 3, texts[index], "middle", drop=0.8)
+                )
+            else:
+                parts.append(draw.text(centre, min(top, high) - 5, texts[index], "middle"))
     parts.append(draw.line("axis", plot.left, to_y(0.0), plot.right, to_y(0.0)))
     return "".join(parts)
+
+
+def _written(names: list[str], step: float) -> set[int]:
+    """Which bars have their names written; consecutive whole numbers are written round."""
+    every = math.ceil((draw.CHAR * max(len(draw.short(name, 14)) for name in names) + 5) / step)
+    if every <= 1:
+        return set(range(len(names)))
+    if all(name.isdecimal() for name in names):
+        first = int(names[0])
+        if [int(name) for name in names] == list(range(first, first + len(names))):
+            rounded = int(round_step(every, integers=True))
+            return {index for index in range(len(names)) if (first + index) % rounded == 0}
+    return set(range(0, len(names), every))
 
 
 def _lying(
@@ -101,6 +129,7 @@ def _lying(
     spread: list[float],
     colours: list[str],
     axis: list[float],
+    reach: tuple[float, float],
     x_label: str,
     y_label: str,
 ) -> tuple[str, float]:
@@ -108,7 +137,7 @@ def _lying(
     left = 9 + draw.CHAR * 0.95 * max(len(name) for name in shown)
     right = draw.WIDTH - 8 - draw.CHAR * max(len(t) for t in texts)
     plot = draw.Plot(left, right, 24.0, 24.0 + _ROW * len(values))
-    to_x = Scale(axis[0], axis[-1], plot.left, plot.right)
+    to_x = Scale(*reach, plot.left, plot.right)
     parts = [draw.axis_names(plot, y_label, x_label)]
     for tick, name in zip(axis, labels(axis), strict=True):
         parts.append(draw.line("grid", to_x(tick), plot.top, to_x(tick), plot.bottom))

@@ -38,6 +38,7 @@ STYLE = """
   stroke-linecap: round; vector-effect: non-scaling-stroke; }
 .chart .mark { stroke: var(--axis); stroke-width: 1; stroke-dasharray: 2 3;
   vector-effect: non-scaling-stroke; }
+.chart .mark.short { stroke-dasharray: none; }
 .chart .reference { stroke: currentColor; stroke-width: 1.5; stroke-dasharray: 5 4;
   vector-effect: non-scaling-stroke; }
 .chart .whisker { stroke: var(--ink); stroke-width: 1.2; vector-effect: non-scaling-stroke; }

@@ -143,9 +143,9 @@ def _marks(
     many = len(marks) > 60  # then ticks at the top, or there would be no chart left
     for x, words in sorted(marks):
         px = to_x(x)
-        end = plot.top + 7 if many else plot.bottom
+        kind, end = ("mark short", plot.top + 7) if many else ("mark", plot.bottom)
         tip = " ".join(f"{name} {words} at {x_label} {number(x, 6)}".split())
-        parts.append(draw.line("mark", px, plot.top - 3, px, end, tip))
+        parts.append(draw.line(kind, px, plot.top - 3, px, end, tip))
         half = draw.CHAR * len(words) / 2
         if words and px - half >= free and px + half <= draw.WIDTH:
             parts.append(draw.text(px, plot.top - 7, words, "middle", strong=True))

@@ -175,10 +175,11 @@ header p {{ margin: 0 0 .4rem; color: var(--muted); max-width: 44rem; text-wrap:
   overflow-wrap: anywhere; }}
 .facts {{ display: flex; flex-wrap: wrap; gap: 1px; margin: 1.6rem 0 0; overflow: hidden;
   background: var(--edge); border: 1px solid var(--edge); border-radius: .7rem; }}
-.facts div {{ flex: 1 1 min(9.5rem, 45%); background: var(--card); padding: .8rem 1rem .75rem;
-  min-width: 0; }}
+.facts div {{ display: flex; flex-direction: column; flex: 1 1 min(9.5rem, 45%); min-width: 0;
+  background: var(--card); padding: .8rem 1rem .75rem; }}
 .facts dt {{ font-size: .78rem; color: var(--muted); line-height: 1.3; overflow-wrap: anywhere; }}
-.facts dd {{ margin: .15rem 0 0; font-size: 1.4rem; font-weight: 620; line-height: 1.2;
+.facts dd {{ margin: auto 0 0; padding-top: .15rem; font-size: 1.4rem; font-weight: 620;
+  line-height: 1.2;
   font-variant-numeric: tabular-nums; letter-spacing: -.01em; overflow-wrap: anywhere; }}
 main {{ display: grid; gap: 1.1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }}

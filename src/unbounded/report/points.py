@@ -45,8 +45,8 @@ def scatter_chart(
     if reference is not None:
         ys.append(reference[0])
     if diagonal:
-        x_axis = y_axis = ticks(min(xs + ys, default=0.0), max(xs + ys, default=1.0), 5)
-        low, high = y_range = x_axis[0], x_axis[-1]
+        y_axis, y_range = trimmed(min(xs + ys, default=0.0), max(xs + ys, default=1.0), 5)
+        x_axis, (low, high) = y_axis, y_range
     else:
         y_axis, y_range = trimmed(min(ys, default=0.0), max(ys, default=1.0), 4)
         low, high = _padded(xs)
@@ -129,7 +129,8 @@ def reliability_chart(
     row = [(c, a) for c, a, _ in bins]
     parts.append(f'<path class="line c1" d="{path_of(row, to_x, to_y)}"/>')
     tips = [f"{x_label} {c:.3f}, {y_label} {a:.3f}, {number(k)} rows" for c, a, k in bins]
-    parts.append(_circles(row, _radii(row, [k for _, _, k in bins]), tips, to_x, to_y, "c1"))
+    radii = _radii(row, [k for _, _, k in bins], least=3.2)
+    parts.append(_circles(row, radii, tips, to_x, to_y, "c1"))
     keys = [
         draw.Key("predictions", "c1", "dot"),
         draw.Key("perfectly calibrated", "c-muted", "dash"),
@@ -156,12 +157,12 @@ def _circles(
     )
 
 
-def _radii(row: Points, area: Sequence[float] | None) -> list[float]:
+def _radii(row: Points, area: Sequence[float] | None, least: float = 2.6) -> list[float]:
     """Radii whose squares go with the areas, none too small to be seen or pointed at."""
     largest = max(area, default=0.0) if area is not None else 0.0
     if area is None or largest <= 0:
         return [3.6] * len(row)
-    return [max(2.6, 7.5 * math.sqrt(max(0.0, a) / largest)) for a in area]
+    return [max(least, 7.5 * math.sqrt(max(0.0, a) / largest)) for a in area]
 
 
 def _padded(xs: Sequence[float]) -> tuple[float, float]:

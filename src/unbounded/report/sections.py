@@ -51,7 +51,7 @@ def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
     )
     text = (
         f"How deep the network should be, given the data. The most probable depth is "
-        f"{first_depth + mode}, the expected one {mean:.2f}; the middle 90 % of the mass lies "
+        f"{first_depth + mode}, the expected one {_depth(mean)}; the middle 90 % of the mass lies "
         f"{_between(first_depth + low, first_depth + high)}. Predictions average over all of them."
     )
     if stop - start < len(probs):
@@ -147,7 +147,7 @@ def score_over_time(history: "History", score_name: str) -> Section:
         _SETS.get(name.removesuffix(f"_{score_name}"), name): (history["epoch"], history[name])
         for name in names
     }
-    label = score_name.replace("_", " ")
+    label = _label(score_name)
     figure = svg.line_chart(
         series, title=f"{_capital(label)} during training", x_label="epoch", y_label=label
     )
@@ -175,7 +175,7 @@ def score_by_depth(
         score_name: such as "accuracy".
         depth_probs: q(ℓ), the area of each dot.
     """
-    label = score_name.replace("_", " ")
+    label = _label(score_name)
     tips = [
         f"depth {d}: {label} {number(s, 4)}, q(ℓ) {number(p, 3)}"
         for d, s, p in zip(depths, scores, depth_probs, strict=True)
@@ -268,8 +268,14 @@ def depth_information(prediction: ClassPrediction) -> Tensor:
 _SETS = {"val": "validation", "test": "test", "train": "training"}
 
 
+def _label(score_name: str) -> str:
+    """A score's name within a sentence."""
+    words = score_name.replace("_", " ")
+    return words.upper() if words in ("rmse", "mae", "nll", "crps") else words
+
+
 def _capital(text: str) -> str:
-    return text.upper() if text in ("rmse", "mae", "nll", "crps") else text[:1].upper() + text[1:]
+    return text[:1].upper() + text[1:]
 
 
 def _central(probs: Sequence[float], mass: float) -> tuple[int, int]:
@@ -283,6 +289,10 @@ def _central(probs: Sequence[float], mass: float) -> tuple[int, int]:
         if before < 1 - tail <= seen:
             high = index
     return low, high
+
+
+def _depth(mean: float) -> str:
+    return f"{mean:.2f}" if mean < 100 else f"{mean:,.0f}"
 
 
 def _between(low: int, high: int) -> str:
