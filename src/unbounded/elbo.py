@@ -32,6 +32,45 @@ class ElboTerms(NamedTuple):
         return -self.elbo / num_data
 
 
+class Sums(NamedTuple):
+    """What the terms are made of, all `(depth,)`: each term is Σ_ℓ q(ℓ) c_ℓ for one of the c."""
+
+    q: Tensor
+    log_lik: Tensor  # c of the expected log-likelihood, for the whole data set
+    log_ratio: Tensor  # log q(ℓ)/p(ℓ)
+    cost: Tensor  # KL(q(θ|ℓ) ‖ p(θ))
+
+    def terms(self) -> ElboTerms:
+        """The three terms."""
+        return ElboTerms(self.q @ self.log_lik, self.q @ self.log_ratio, self.q @ self.cost)
+
+    def log_q_gradient(
+        self, lik: Tensor | float, depth: Tensor | float, weight: Tensor | float
+    ) -> Tensor:
+        """Gradient in log q of lik·expected_log_lik + depth·depth_kl + weight·weight_kl."""
+        return self.q * (lik * self.log_lik + depth * (self.log_ratio + 1) + weight * self.cost)
+
+
+def sums(
+    log_q: Tensor,
+    log_lik: Tensor,
+    log_prior: Tensor,
+    hidden_kl: Tensor,
+    head_kl: Tensor,
+    num_data: float,
+    weights: Tensor | None = None,
+    cumulative_heads: bool = False,
+) -> Sums:
+    """Everything summed up per depth; arguments as in the functions below."""
+    per_depth = log_lik.sum(1) if weights is None else log_lik @ weights
+    return Sums(
+        log_q.exp(),
+        per_depth * (num_data / log_lik.shape[1]),
+        log_q - log_prior,
+        weight_cost(hidden_kl, head_kl, log_q.shape[0], cumulative_heads),
+    )
+
+
 def elbo_terms(
     log_q: Tensor,
     log_lik: Tensor,
@@ -54,8 +93,6 @@ def elbo_terms(
 
 
 class _Terms(torch.autograd.Function):
-    """With q = exp(log_q): every term is Σ_ℓ q(ℓ) c_ℓ, so ∂/∂log q(ℓ) is q(ℓ) c_ℓ."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -68,39 +105,45 @@ class _Terms(torch.autograd.Function):
         weights: Tensor | None,
         cumulative_heads: bool,
     ) -> tuple[Tensor, ...]:
-        q = log_q.exp()
-        ctx.scale = num_data / log_lik.shape[1]
-        per_depth = log_lik.sum(1) if weights is None else log_lik @ weights
-        log_ratio = log_q - log_prior
-        cost = weight_cost(hidden_kl, head_kl, log_q.shape[0], cumulative_heads)
+        found = sums(
+            log_q, log_lik, log_prior, hidden_kl, head_kl, num_data, weights, cumulative_heads
+        )
         ctx.sizes = (hidden_kl.shape[0], head_kl.shape[0], log_lik.shape[1])
-        ctx.cumulative_heads = cumulative_heads
-        ctx.save_for_backward(q, per_depth, log_ratio, cost, weights)
-        return q @ per_depth * ctx.scale, q @ log_ratio, q @ cost
+        ctx.num_data, ctx.cumulative_heads = num_data, cumulative_heads
+        ctx.save_for_backward(*found, weights)
+        return tuple(found.terms())
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         lik, depth, weight = grads
-        q, per_depth, log_ratio, cost, weights = ctx.saved_tensors
-        num_hidden, num_heads, batch = ctx.sizes
-        lik = lik * ctx.scale
-        need = ctx.needs_input_grad
-        log_q_grad = q * (lik * per_depth + depth * (log_ratio + 1) + weight * cost)
-        column = (lik * q).unsqueeze(1)
+        *saved, weights = ctx.saved_tensors
+        found = Sums(*saved)
+        hidden, heads, batch = ctx.sizes
+        column = (lik * (ctx.num_data / batch) * found.q).unsqueeze(1)
         lik_grad = column.expand(-1, batch) if weights is None else column * weights
         hidden_grad = head_grad = None
-        if need[3] or need[4]:
-            survival = weight * survival_of(q)
-            before = num_hidden - q.shape[0]
-            hidden_grad = survival
-            if before:
-                hidden_grad = torch.cat([survival[:1].expand(before), survival])
-            if num_heads != q.shape[0]:
-                head_grad = weight.expand(num_heads)
-            else:
-                head_grad = survival if ctx.cumulative_heads else weight * q
+        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+            hidden_grad, head_grad = shares(found.q, hidden, heads, ctx.cumulative_heads)
+            hidden_grad, head_grad = weight * hidden_grad, weight * head_grad
+        log_q_grad = found.log_q_gradient(lik, depth, weight)
         return log_q_grad, lik_grad, None, hidden_grad, head_grad, None, None, None
+
+
+def shares(
+    q: Tensor, hidden: int, heads: int, cumulative_heads: bool = False
+) -> tuple[Tensor, Tensor]:
+    """How much of the KL of each layer, `(hidden,)`, and head, `(heads,)`, counts in weight_kl.
+
+    Layer k counts with q(ℓ≥k), head ℓ with q(ℓ), a shared head once: the derivatives of
+    `weight_kl` in `hidden_kl` and `head_kl`.
+    """
+    survival = survival_of(q)
+    before = hidden - q.shape[0]  # layers below the first depth are used by all
+    of_hidden = torch.cat([survival[:1].expand(before), survival]) if before else survival
+    if heads != q.shape[0]:
+        return of_hidden, q.new_ones(heads)
+    return of_hidden, survival if cumulative_heads else q
 
 
 def survival_of(q: Tensor) -> Tensor:
@@ -154,14 +197,8 @@ def weight_kl(
             head ℓ alone (the default: a head that is not used stays at its prior).
     """
     q = log_q.exp()
-    survival = survival_of(q)
-    before = hidden_kl.shape[0] - q.shape[0]  # layers below the first depth are used by all
-    hidden = survival @ hidden_kl[before:]
-    if before:
-        hidden = hidden + hidden_kl[:before].sum() * survival[0]
-    if head_kl.shape[0] != q.shape[0]:
-        return hidden + head_kl.sum()
-    return hidden + (survival if cumulative_heads else q) @ head_kl
+    of_hidden, of_heads = shares(q, hidden_kl.shape[0], head_kl.shape[0], cumulative_heads)
+    return of_hidden @ hidden_kl + of_heads @ head_kl
 
 
 def evidence(log_prior: Tensor, log_lik: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The unbounded-depth network: layers, depth family, priors and likelihood in one module."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,14 @@ from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, WeightPr
 
 if TYPE_CHECKING:
     from unbounded.frozen import Frozen
+
+
+class DepthPosterior(NamedTuple):
+    """q(ℓ) at one moment."""
+
+    first: int  # the first depth with mass
+    last: int  # the last depth with mass whose layer is born
+    log_q: Tensor  # log q(first) … log q(last), `(depth,)`
 
 
 class UDN(nn.Module):
@@ -79,8 +87,8 @@ class UDN(nn.Module):
         last = min(self.depth.max_depth(), self.network.num_layers)
         return min(self.depth.first_depth(), last), last
 
-    def depth_log_probs(self) -> Tensor:
-        """log q(ℓ) over `support()`, shape `(depth,)`.
+    def posterior(self) -> "DepthPosterior":
+        """q(ℓ) over `support()`.
 
         Right after a step that moved λ, q may reach beyond the layers that are born. Until the
         next step creates them, the rest of q is renormalised: predicting never grows anything.
@@ -88,8 +96,14 @@ class UDN(nn.Module):
         first, last = self.support()
         log_q = self.depth.log_probs()
         if last < log_q.shape[0]:
-            return log_q[first - 1 : last].log_softmax(0)
-        return log_q[first - 1 :]
+            log_q = log_q[first - 1 : last].log_softmax(0)
+        elif first > 1:
+            log_q = log_q[first - 1 :]
+        return DepthPosterior(first, last, log_q)
+
+    def depth_log_probs(self) -> Tensor:
+        """log q(ℓ) over `support()`, shape `(depth,)`; see `posterior`."""
+        return self.posterior().log_q
 
     def elbo(
         self, x: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
@@ -111,22 +125,27 @@ class UDN(nn.Module):
         num_data: float,
         weights: Tensor | None = None,
         *,
+        posterior: "DepthPosterior | None" = None,
         weight_gradient: bool = True,
     ) -> ElboTerms:
         """The same from outputs `(depth, batch, *event)` that are there already.
 
         Args:
-            weight_gradient: whether autograd is to see the weights' term; without it,
-                `add_weight_gradient` adds the same gradient in closed form.
+            outputs: Ω_ℓ(x) over the support.
+            y: targets.
+            num_data: n.
+            weights: how often each row counts.
+            posterior: `posterior()`, if the caller has it.
+            weight_gradient: whether autograd is to see the weights' term; without it the caller
+                adds the same gradient in closed form, as `training.gradients` does.
         """
-        first, last = self.support()
-        log_q = self.depth_log_probs()
+        posterior = self.posterior() if posterior is None else posterior
         with torch.set_grad_enabled(weight_gradient and torch.is_grad_enabled()):
-            hidden_kl, head_kl = self.weight_kl(first, last)
+            hidden_kl, head_kl = self.weight_kl(posterior.first, posterior.last)
         return elbo_.elbo_terms(
-            log_q,
+            posterior.log_q,
             self.likelihood.log_prob(outputs, y),
-            self._depth_log_prior(first, last, log_q),
+            self.depth_log_prior(posterior),
             hidden_kl,
             head_kl,
             num_data,
@@ -140,26 +159,6 @@ class UDN(nn.Module):
         kl = self.weight_prior.kl([*active.hidden_parameters, *active.head_parameters])
         total = kl.new_zeros(last + len(active.heads)).index_add(0, active.rows, kl)
         return total[:last], total[last:]
-
-    def weight_decays(self, first: int, last: int, num_data: float) -> Tensor:
-        """The factors f of the weights' gradient f·ν, of the layers 1 … last, then the heads.
-
-        With a Gaussian prior the gradient of weight_kl/n needs no autograd: that of layer k is
-        q(ℓ≥k) ν_k/(s² n), that of head ℓ is q(ℓ) ν_ℓ/(s² n).
-        """
-        assert self.weight_prior.precision is not None
-        heads = len(self.network.active(last, first).heads)
-        with torch.no_grad():
-            q = self.depth_log_probs().exp()
-            survival = elbo_.survival_of(q)
-            parts = [survival]
-            if first > 1:
-                parts.insert(0, survival[:1].expand(first - 1))
-            if heads != q.shape[0]:
-                parts.append(q.new_ones(heads))
-            else:
-                parts.append(survival if self.cumulative_heads else q)
-            return torch.cat(parts) * (self.weight_prior.precision / num_data)
 
     def predict(self, x: Tensor) -> Prediction:
         """The mixture over depths for one batch, without gradients and in evaluation mode."""
@@ -177,13 +176,15 @@ class UDN(nn.Module):
         """What `print(model)` adds."""
         return f"depth_prior={self.depth_prior}, seed={self.seed}"
 
-    def _depth_log_prior(self, first: int, last: int, like: Tensor) -> Tensor:
+    def depth_log_prior(self, posterior: "DepthPosterior") -> Tensor:
+        """log p(ℓ) over the support of q, `(depth,)`; remembered until the support changes."""
+        first, last, like = posterior
         cached = self._log_prior
         stale = cached is None or cached.shape[0] != last
         if cached is None or stale or cached.device != like.device or cached.dtype != like.dtype:
             depths = torch.arange(1, last + 1, device=like.device)
             cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
-        return cached[first - 1 :]
+        return cached[first - 1 :] if first > 1 else cached
 
 
 def _check_support(depth: DepthFamily, prior: DepthPrior) -> None:

@@ -149,9 +149,11 @@ class GaussianWeights(WeightPrior):
 
 
 def squared_norms(parameters: Sequence[Tensor]) -> Tensor:
-    """‖ν_p‖² of each tensor: shape `(len(parameters),)`, in two calls however many there are."""
+    """‖ν_p‖² of each tensor: shape `(len(parameters),)`, in a few calls however many there are."""
     if not parameters:
         return torch.zeros(0)
+    if not torch.is_grad_enabled():
+        return _squared_norms(parameters)
     result: Tensor = _SquaredNorms.apply(*parameters)
     return result
 
@@ -162,13 +164,17 @@ class _SquaredNorms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
-        return torch.stack(torch._foreach_norm(parameters)).square()
+        return _squared_norms(parameters)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         (grad,) = grads
         factors = (2 * grad).unbind()
         return tuple(torch._foreach_mul(ctx.saved_tensors, factors))
+
+
+def _squared_norms(parameters: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(list(parameters))).square_()
 
 
 def _positive(name: str, value: float) -> float:

@@ -28,6 +28,14 @@ class DepthFamily(nn.Module, ABC):
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ."""
 
+    def backward(self, log_probs: Tensor, grad: Tensor) -> None:
+        """Carry a gradient in `log_probs()`, `(max_depth,)`, on to λ's `grad`.
+
+        Autograd does it; a family whose λ is one number may know a shorter way.
+        """
+        if log_probs.requires_grad:
+            log_probs.backward(grad)
+
     def first_depth(self) -> int:
         """The smallest depth with mass. Heads below it are never created."""
         return 1

@@ -5,7 +5,6 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -49,12 +48,13 @@ class TruncatedPoisson(DepthFamily):
         # Inverse of softplus, written so that it is exact for large and for tiny rates.
         self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
         self._memo: tuple[float, int] | None = None
-        self._table: Tensor | None = None
+        self._table: tuple[Tensor, Tensor] | None = None
 
     @property
     def rate(self) -> float:
         """λ. For a gradient, take it of `log_probs`."""
-        return float(F.softplus(self.raw_rate.detach().double()))
+        raw: float = self.raw_rate.item()
+        return raw if raw > 30 else math.log1p(math.exp(raw))
 
     def max_depth(self) -> int:
         """m(q) = 1 + the δ-quantile of Poisson(λ). One host read of λ."""
@@ -66,8 +66,24 @@ class TruncatedPoisson(DepthFamily):
 
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of λ's parameter."""
-        log_probs: Tensor = _LogProbs.apply(self.raw_rate, *self._counts(self.max_depth()))
+        depth = self.max_depth()
+        assert self._memo is not None
+        log_probs: Tensor = _LogProbs.apply(self.raw_rate, self._memo[0], *self._counts(depth))
         return log_probs
+
+    @torch.no_grad()
+    def backward(self, log_probs: Tensor, grad: Tensor) -> None:
+        """The closed form of `_LogProbs`, without autograd."""
+        depth, raw_rate = self.max_depth(), self.raw_rate
+        if log_probs.shape[0] != depth:
+            with torch.enable_grad():
+                super().backward(log_probs, grad)
+            return
+        if not raw_rate.requires_grad:
+            return
+        assert self._memo is not None
+        slope = _slope(grad, log_probs, self._counts(depth)[0], self._memo[0]).to(raw_rate.dtype)
+        raw_rate.grad = slope if raw_rate.grad is None else raw_rate.grad + slope
 
     def mode(self) -> int:
         """⌈λ⌉: the smaller of the two modes of a Poisson where λ is an integer (Theorem 1)."""
@@ -78,37 +94,46 @@ class TruncatedPoisson(DepthFamily):
         return {"quantile": self.quantile, "limit": self.limit}
 
     def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
-        """0 … depth−1 and log of their factorials, from a table that doubles when outgrown."""
+        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until the depth moves."""
         table, device = self._table, self.raw_rate.device
-        if table is None or table.shape[1] < depth or table.device != device:
-            size = max(64, 1 << (depth - 1).bit_length())
-            counts = torch.arange(size, dtype=torch.float64, device=device)
-            table = self._table = torch.stack([counts, torch.lgamma(counts + 1)])
-        return table[0, :depth], table[1, :depth]
+        if table is None or table[0].shape[0] != depth or table[0].device != device:
+            # Outside of inference mode: a table first made while predicting serves training too.
+            with torch.inference_mode(False):
+                counts = torch.arange(depth, dtype=torch.float64, device=device)
+                table = self._table = (counts, torch.lgamma(counts + 1))
+        return table
 
 
 class _LogProbs(torch.autograd.Function):
     """log q(ℓ) = (ℓ−1) log λ − log (ℓ−1)! − log of the sum over the support, λ = softplus(ρ).
 
-    Its derivative in ρ is (ℓ − E[ℓ]) / λ · σ(ρ), which saves autograd a dozen small steps.
+    Its derivative in ρ is (ℓ − E[ℓ]) σ(ρ)/λ with σ(ρ) = 1 − exp(−λ), which saves autograd a
+    dozen small steps.
     """
 
     @staticmethod
-    def forward(ctx: Any, raw_rate: Tensor, counts: Tensor, log_factorials: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, raw_rate: Tensor, rate: float, counts: Tensor, log_factorials: Tensor
+    ) -> Tensor:
         # Double precision throughout: at λ = 1e5 the terms k·log λ are about 1e6, and single
         # precision would leave an error of 0.1 in each log-probability.
-        rate = F.softplus(raw_rate.double())
-        log_probs = (counts * rate.log() - log_factorials).log_softmax(0)
-        ctx.save_for_backward(raw_rate, rate, counts, log_probs)
+        log_probs = (counts * math.log(rate) - log_factorials).log_softmax(0)
+        ctx.rate = rate
+        ctx.save_for_backward(raw_rate, counts, log_probs)
         return log_probs.to(raw_rate.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        raw_rate, rate, counts, log_probs = ctx.saved_tensors
-        grad = grads[0].double()
-        slope = grad @ counts - grad.sum() * (log_probs.exp() @ counts)
-        return (slope / rate * torch.sigmoid(raw_rate)).to(raw_rate.dtype), None, None
+        raw_rate, counts, log_probs = ctx.saved_tensors
+        slope = _slope(grads[0], log_probs, counts, ctx.rate)
+        return slope.to(raw_rate.dtype), None, None, None
+
+
+def _slope(grad: Tensor, log_probs: Tensor, counts: Tensor, rate: float) -> Tensor:
+    """Σ_ℓ grad_ℓ · ∂ log q(ℓ)/∂ρ with ∂ log q(ℓ)/∂ρ = (ℓ − E[ℓ]) σ(ρ)/λ."""
+    centred = counts - log_probs.double().exp() @ counts
+    return (grad.double() @ centred) * (-math.expm1(-rate) / rate)
 
 
 def poisson_quantile(rate: float, quantile: float) -> int:

@@ -782,7 +782,9 @@ class Population:
         """The mean score (before `finish_score`) and the mean log score, `(members,)` each."""
         data = self.sets[name]
         totals = torch.zeros(len(self.models), 2, dtype=torch.float64, device=self.device)
-        piece = max(256, min(8192, _SCORING // len(self.models)))
+        # Few large pieces for a GPU's many units, small ones for a CPU's caches.
+        largest = _SCORING if self.device.type == "cuda" else _SCORING >> 7
+        piece = max(256, min(8192, largest // len(self.models)))
         named = (
             {}
             if self._lik_block is None
@@ -966,8 +968,8 @@ class _Likelihood(nn.Module):
 
     def _scores(self, outputs: Tensor, log_q: Tensor, y: Tensor) -> Tensor:
         prediction = self.likelihood.predict(outputs, log_q)
-        sums = (self.likelihood.score(prediction, y), prediction.log_prob(y).sum())
-        return torch.stack([value.double() for value in sums])
+        rows = (self.likelihood.score(prediction, y), prediction.log_prob(y))
+        return torch.stack([value.double().sum() for value in rows])
 
 
 def _check_models(models: Sequence["UDN"]) -> None:

@@ -117,7 +117,7 @@ class _DenseStack(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, states, head_weights, *weights = ctx.saved_tensors
         tape = Tape(x, states, weights, head_weights, ctx.first)

@@ -55,6 +55,13 @@ class Likelihood(nn.Module, ABC):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_i; Ω_ℓ(x_i)): `(depth, batch, *event)` and `(batch, …)` → `(depth, batch)`."""
 
+    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`log_prob` and its derivative in the outputs, `(depth, batch, *event)`, or None.
+
+        For likelihoods without parameters whose derivative is cheap; others leave it to autograd.
+        """
+        return None
+
     def check_targets(self, y: Tensor) -> Tensor:
         """The targets in the form that `log_prob` takes, or a ValueError that says why not."""
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):
@@ -75,12 +82,9 @@ class Likelihood(nn.Module, ABC):
         """The mixture over depths."""
         return Prediction(self, outputs, depth_log_probs)
 
-    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """A sum over the batch whose mean over the data is the score (before `finish_score`).
-
-        `weights`, `(batch,)`, say how often each row counts.
-        """
-        return total(prediction.log_prob(y), weights)
+    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """A number for each row whose mean is the score (before `finish_score`): `(batch,)`."""
+        return prediction.log_prob(y)
 
     def finish_score(self, mean: float) -> float:
         """From the mean over the data to the score: the identity, or a root for an RMSE."""
@@ -91,11 +95,6 @@ class Likelihood(nn.Module, ABC):
         raise NotImplementedError(
             f"{type(self).__name__} has no config(): pass the likelihood to unbounded.load yourself"
         )
-
-
-def total(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Σ_i w_i v_i, with weights of one where there are none: `(batch,)` → a scalar."""
-    return values.sum() if weights is None else values.to(weights.dtype) @ weights
 
 
 def _bad_values(y: Tensor) -> str:

@@ -19,8 +19,9 @@ class Bernoulli(ClassLikelihood):
         return F.logsigmoid(sign * logits)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
-        """`(depth, batch, 1)` → `(depth, batch, 2)`."""
-        return torch.cat([F.logsigmoid(-outputs), F.logsigmoid(outputs)], -1)
+        """`(depth, batch, 1)` → `(depth, class, batch)`, two classes."""
+        logits = outputs.transpose(1, 2)
+        return torch.cat([F.logsigmoid(-logits), F.logsigmoid(logits)], 1)
 
     def check_targets(self, y: Tensor) -> Tensor:
         """Integers 0 or 1."""

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unbounded.likelihoods.base import Likelihood, Prediction, total
+from unbounded.likelihoods.base import Likelihood, Prediction
 
 
 @dataclass(frozen=True)
@@ -15,19 +16,29 @@ class ClassPrediction(Prediction):
     """A mixture of class probabilities."""
 
     @cached_property
-    def log_probs_by_depth(self) -> Tensor:
-        """log p(y = c; Ω_ℓ(x_i)): `(depth, batch, class)`."""
+    def _by_class(self) -> Tensor:
+        """log p(y = c; Ω_ℓ(x_i)) as `(depth, class, batch)`, the layout in which sums are fast."""
         assert isinstance(self.likelihood, ClassLikelihood)
         return self.likelihood.class_log_probs(self.outputs)
 
     @cached_property
+    def _mixed(self) -> Tensor:
+        """log Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x_i)) as `(class, batch)`."""
+        return self.mix(self._by_class)
+
+    @property
+    def log_probs_by_depth(self) -> Tensor:
+        """log p(y = c; Ω_ℓ(x_i)): `(depth, batch, class)`."""
+        return self._by_class.transpose(1, 2)
+
+    @property
     def log_probs(self) -> Tensor:
         """log Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x_i)): `(batch, class)`."""
-        return self.mix(self.log_probs_by_depth)
+        return self._mixed.t()
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log Σ_ℓ q(ℓ) p(y_i; Ω_ℓ(x_i)): `(batch,)`."""
-        return self.log_probs.gather(1, y[:, None])[:, 0]
+        return self._mixed.gather(0, y[None])[0]
 
     @property
     def probs(self) -> Tensor:
@@ -37,12 +48,12 @@ class ClassPrediction(Prediction):
     @property
     def classes(self) -> Tensor:
         """The most probable class of each row: `(batch,)`."""
-        return self.log_probs.argmax(-1)
+        return self._mixed.argmax(0)
 
     @property
     def classes_by_depth(self) -> Tensor:
         """The most probable class of each row by each depth alone: `(depth, batch)`."""
-        return self.log_probs_by_depth.argmax(-1)
+        return self._by_class.argmax(1)
 
 
 class ClassLikelihood(Likelihood):
@@ -51,7 +62,7 @@ class ClassLikelihood(Likelihood):
     score_name = "accuracy"
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
-        """log p(y = c; Ω): `(depth, batch, *event)` → `(depth, batch, class)`."""
+        """log p(y = c; Ω): `(depth, batch, *event)` → `(depth, class, batch)`."""
         raise NotImplementedError
 
     def check_classes(self, y: Tensor, num_classes: int) -> Tensor:
@@ -85,10 +96,10 @@ class ClassLikelihood(Likelihood):
         """The mixture of class probabilities."""
         return ClassPrediction(self, outputs, depth_log_probs)
 
-    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """How many rows are right."""
+    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """Whether each row is right: `(batch,)`."""
         assert isinstance(prediction, ClassPrediction)
-        return total(prediction.classes == y, weights)
+        return prediction.classes == y
 
 
 class Categorical(ClassLikelihood):
@@ -110,9 +121,21 @@ class Categorical(ClassLikelihood):
         by_class = outputs.transpose(1, 2)  # softmax along a strided axis is the fast one
         return -F.cross_entropy(by_class, y.expand(depth, batch), reduction="none")
 
+    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """d log softmax(Ω)_y / dΩ_c = [c = y] − softmax(Ω)_c."""
+        by_class = self.class_log_probs(outputs)
+        index = y.expand(by_class.shape[0], 1, -1)
+        log_lik = by_class.gather(1, index).squeeze(1)
+        slope = (
+            by_class.exp_()
+            .neg_()
+            .scatter_add_(1, index, torch.ones_like(index, dtype=by_class.dtype))
+        )
+        return log_lik, slope.transpose(1, 2)
+
     def class_log_probs(self, outputs: Tensor) -> Tensor:
-        """`(depth, batch, class)` → `(depth, batch, class)`."""
-        return outputs.transpose(1, 2).log_softmax(1).transpose(1, 2)
+        """`(depth, batch, class)` → `(depth, class, batch)`."""
+        return outputs.transpose(1, 2).log_softmax(1)
 
     def check_targets(self, y: Tensor) -> Tensor:
         """Integers in 0 … C−1."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unbounded.likelihoods.base import Likelihood, Prediction, total
+from unbounded.likelihoods.base import Likelihood, Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -179,10 +179,10 @@ class Gaussian(Likelihood):
         """One number for each target, two where the noise depends on the input."""
         return size * self.noise.outputs_per_target
 
-    def score(self, prediction: Prediction, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The sum of squared errors of the mixture's mean."""
+    def score(self, prediction: Prediction, y: Tensor) -> Tensor:
+        """The squared error of the mixture's mean: `(batch,)`."""
         assert isinstance(prediction, GaussianPrediction)
-        return total((prediction.mean - y).square().mean(1), weights)
+        return (prediction.mean - y).square().mean(1)
 
     def finish_score(self, mean: float) -> float:
         """The root of the mean squared error."""

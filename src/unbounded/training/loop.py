@@ -19,7 +19,7 @@ from unbounded.training.callbacks import Callback
 from unbounded.training.history import History, Row
 from unbounded.training.optimizers import DEPTH_LR_RATIO, make_optimizer
 from unbounded.training.progress import Progress
-from unbounded.training.scoring import score
+from unbounded.training.scoring import Scorer
 from unbounded.training.step import NonFiniteError, step
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ class Trainer:
             if name == "val":
                 raise ValueError("monitor: the name 'val' is taken by the validation set")
             self.sets[name] = batches(extra, model, what=name, batch_size=_SCORING_ROWS)
+        self.scorer = Scorer(self.sets)
         _check_model(model, {"train": self.data, **self.sets})
 
     @property
@@ -343,7 +344,8 @@ class Trainer:
         per_step: LRScheduler | None = None
         if isinstance(self.scheduler, LRScheduler) and self.schedule_every == "step":
             per_step = self.scheduler
-        model.train()
+        if not model.training:
+            model.train()
         sums: list[Tensor] = []
         for index, (x, y, weights) in enumerate(self.data):
             info = step(
@@ -385,7 +387,7 @@ class Trainer:
             "lr": float(optimizer.param_groups[0]["lr"]),
         }
         if self.sets:
-            row |= score(model, self.sets, self.autocast)
+            row |= self.scorer(model, self.autocast)
         self.seconds += time.perf_counter() - start
         row["seconds"] = self.seconds
         return row

@@ -3,13 +3,101 @@
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
 
 DEPTH_LR_RATIO = 0.1
 """λ learns at a tenth of the weights' rate, as on the paper's spirals."""
+
+
+class Adam(torch.optim.Adam):
+    """torch's fused Adam with less Python a step: the same state, arithmetic and options.
+
+    torch gathers five lists of tensors from dictionaries at every step, which takes longer than
+    the update of a small network. Here they are gathered when the set of parameters with a
+    gradient changes. Anything out of the ordinary goes to torch's own step.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of every parameter that has a gradient."""
+        lean = closure is None and getattr(self, "grad_scale", None) is None
+        if not lean or any(not _is_plain(group) for group in self.param_groups):
+            return super().step(closure)
+        gathered: list[_Gathered] = self.__dict__.setdefault("_gathered", [])
+        if len(gathered) != len(self.param_groups):
+            gathered[:] = [_Gathered() for _ in self.param_groups]
+        for group, lists in zip(self.param_groups, gathered, strict=True):
+            active = [p for p in group["params"] if p.grad is not None]
+            if not active:
+                continue
+            if not lists.fits(active, self.state) and not lists.gather(active, self.state):
+                return super().step()  # somebody's first step: torch sets the state up
+            torch._foreach_add_(lists.steps, 1)
+            beta1, beta2 = group["betas"]
+            torch._fused_adam_(
+                active,
+                [p.grad for p in active],
+                lists.means,
+                lists.squares,
+                [],
+                lists.steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {key: value for key, value in state.items() if key != "_gathered"}
+
+
+class _Gathered:
+    """The state of the active parameters of a group as the lists that the kernel takes."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.means: list[Tensor] = []
+        self.squares: list[Tensor] = []
+        self.steps: list[Tensor] = []
+
+    def fits(self, active: list[nn.Parameter], state: Any) -> bool:
+        """Whether the lists are those of these parameters and of their present state."""
+        return (
+            self.ids == [id(p) for p in active]
+            and state[active[0]].get("exp_avg") is self.means[0]
+            and state[active[-1]].get("exp_avg") is self.means[-1]
+        )
+
+    def gather(self, active: list[nn.Parameter], state: Any) -> bool:
+        """Make the lists; False if a parameter has no state yet."""
+        states = [state[p] for p in active]
+        if not all("exp_avg" in s and isinstance(s["step"], Tensor) for s in states):
+            self.ids = []
+            return False
+        self.ids = [id(p) for p in active]
+        self.means = [s["exp_avg"] for s in states]
+        self.squares = [s["exp_avg_sq"] for s in states]
+        self.steps = [s["step"] for s in states]
+        return True
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    return bool(
+        group["fused"]
+        and not group["amsgrad"]
+        and not group["maximize"]
+        and not group.get("decoupled_weight_decay")
+        and not group["differentiable"]
+        and isinstance(group["lr"], float)
+    )
 
 
 def param_groups(
@@ -73,4 +161,6 @@ def make_optimizer(
     if "weight_decay" not in kind.__init__.__code__.co_varnames:
         for group in groups:
             group.pop("weight_decay", None)
+    if kind is torch.optim.Adam:
+        kind = Adam
     return kind(groups, lr=lr, **options)  # type: ignore[call-arg]
