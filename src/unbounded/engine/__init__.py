@@ -1,7 +1,7 @@
 """How training runs: many models at once, and CUDA graphs."""
 
 from unbounded.engine.loop import fit_population as fit_population
+from unbounded.engine.members import MemberResult as MemberResult
 from unbounded.engine.optim import SGD as SGD
 from unbounded.engine.optim import Adam as Adam
-from unbounded.engine.population import MemberResult as MemberResult
 from unbounded.engine.population import Population as Population

@@ -1,7 +1,7 @@
 """Parameters of many members, packed so that a handful of kernels update them all."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,6 @@ class Block:
     members: slice
     best: Tensor | None = None  # the value at the best epoch
     average: Tensor | None = None  # the moving average of the value
-    views: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    grad_views: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def empty(
@@ -117,13 +115,6 @@ class Block:
         self.steps = torch.cat([self.steps.reshape(-1, count), fresh[..., :1].sum(2).double()])
         self.best = None if self.best is None else torch.cat([self.best, born])
         self.average = None if self.average is None else torch.cat([self.average, born])
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Make the views anew after the tensors were replaced."""
-        rows = range(len(self.depths))
-        self.views = {self.depths[i]: self.shape.unpack(self.value[i]) for i in rows}
-        self.grad_views = {self.depths[i]: self.shape.unpack(self.grad[i]) for i in rows}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that outlives a step, by name."""

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ def save(population: Population, path: str | Path, seconds: float = 0.0) -> None
     tensors = _tensors(population)
     tensors |= {f"shuffles.{k}": v for k, v in population.shuffles.state().items()}
     if population.table:
-        tensors["table"] = torch.from_numpy(np.stack(population.table))
+        tensors["table"] = torch.stack(population.table)
     header = {
         "format": FORMAT,
         "epoch": population.epoch,
@@ -71,7 +70,7 @@ def load(population: Population, path: str | Path) -> float:
     population.epoch = header["epoch"]
     population.num_alive = int(population.state["alive"].sum())
     population.recorded[:] = header["recorded"]
-    population.table[:] = list(tensors["table"].numpy()) if "table" in tensors else []
+    population.table[:] = list(tensors["table"]) if "table" in tensors else []
     return float(header["seconds"])
 
 

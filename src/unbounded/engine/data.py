@@ -24,14 +24,15 @@ class Rows:
     """
 
     def __init__(self, sets: Sequence[ArrayBatches], which: Sequence[int], device: torch.device):
-        self.sizes = [sets[index].num_data for index in which]
+        self.set_sizes = [s.num_data for s in sets]
+        self.sizes = [self.set_sizes[index] for index in which]
         self.size = max(self.sizes)
         self.ragged = min(self.sizes) < self.size
         self.x = _stack([s.x for s in sets], self.size, "inputs").to(device)
         self.y = _stack([s.y for s in sets], self.size, "targets").to(device)
         self.weights: Tensor | None = None
         if any(s.weights is not None for s in sets):
-            full = [torch.ones_like(s.x[:, 0]) if s.weights is None else s.weights for s in sets]
+            full = [s.x.new_ones(s.num_data) if s.weights is None else s.weights for s in sets]
             self.weights = _stack(full, self.size, "weights").to(device)
         self.which = torch.tensor(which, device=device)
         self.counts = torch.tensor(self.sizes, device=device)
@@ -49,11 +50,20 @@ class Rows:
         weights = None if self.weights is None else rows(self.weights)
         return rows(self.x), rows(self.y), weights
 
-    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The rows start … stop−1 of every member: x and y, `(members, rows, …)`."""
+    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rows start … stop−1 of every member: x, y and weights, `(members, rows, …)` each.
+
+        Rows that are not there have weight 0.
+        """
+        weights = None if self.weights is None else self.weights[:, start:stop][self.which]
+        if self.ragged:
+            places = torch.arange(start, stop, device=self.x.device)
+            inside = (places < self.counts[:, None]).to(self.x.dtype)
+            weights = inside if weights is None else weights * inside
         return (
             self.x[:, start:stop].index_select(0, self.which),
             self.y[:, start:stop].index_select(0, self.which),
+            weights,
         )
 
 
@@ -106,9 +116,7 @@ class Shuffles:
         self.drawn = drawn
 
 
-def gather(
-    data: Any, models: Sequence["UDN"], what: str, batch_size: int, device: torch.device
-) -> Rows:
+def gather(data: Any, models: Sequence["UDN"], what: str, device: torch.device) -> Rows:
     """Checked data for every member from one (x, y) for all of them or a list with one for each."""
     items = data if isinstance(data, list) else [data] * len(models)
     if len(items) != len(models):
@@ -122,7 +130,7 @@ def gather(
     for item, model in zip(items, models, strict=True):
         key = tuple(id(part) for part in item) if isinstance(item, tuple) else (id(item),)
         if key not in known:
-            found = batches(item, model, what=what, batch_size=batch_size)
+            found = batches(item, model, what=what, batch_size=1)
             if not isinstance(found, ArrayBatches):
                 raise ValueError(f"{what} data: a population takes arrays, not a DataLoader")
             known[key] = len(sets)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unbounded.engine import checkpoint as checkpoints
-from unbounded.engine.depths import stack_of
-from unbounded.engine.population import MemberResult, Population
+from unbounded.engine.members import MemberResult
+from unbounded.engine.population import Population
+from unbounded.engine.posterior import reach_order
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -127,13 +128,7 @@ def _chunks(models: Sequence["UDN"], chunk: int | None) -> list[list[int]]:
     """Members of similar reach together, so that shallow ones do not wait for deep ones."""
     if chunk is None or chunk >= len(models):
         return [list(range(len(models)))]
-
-    def reach(index: int) -> float:
-        depth = models[index].depth
-        bound = stack_of(depth)([depth]).bounds()[0]
-        return float("-inf") if bound is None else -bound
-
-    order = sorted(range(len(models)), key=reach)
+    order, _ = reach_order(models)
     return [order[start : start + chunk] for start in range(0, len(order), chunk)]
 
 

@@ -36,6 +36,11 @@ class Extent:
             with_head = [i for i in reaching if firsts[i] <= level]
             self.starts.append(min(with_head, default=len(reaching)))
 
+    def heads(self, level: int) -> slice | None:
+        """The members with a head at depth ℓ (and some without), or None if there are none."""
+        rows = slice(self.starts[level - 1], self.counts[level - 1])
+        return rows if rows.start < rows.stop else None
+
     @property
     def uniform(self) -> bool:
         """Whether every member may have every depth."""
@@ -116,56 +121,55 @@ class DenseStack(NetworkStack):
         """Buffers of the old depth are let go."""
         super().allocate(extent, blocks, templates)
         self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._named: dict[tuple[int, int, str], dict[str, Tensor]] = {}
         self._input: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states stay in a buffer for `backward`."""
-        extent, width = self.extent, self.layers.width
+        extent, out_features = self.extent, self.layers.out_features
         self._input = x
-        states = self._buffer("states", x, width)
-        outputs = self._buffer("outputs", x, self.layers.out_features)
+        states = self._buffer("states", x, (extent.depth, *x.shape[:2], self.layers.width))
         state = x
         for level, count in enumerate(extent.counts, 1):
-            weight, bias = self._hidden(level, "views", count)
+            weight, bias = self._hidden(level, "value", count)
             state = torch.baddbmm(
-                bias, state[:count], weight.transpose(1, 2), out=states[level - 1, :count]
+                bias.unsqueeze(1), state[:count], weight.mT, out=states[level - 1, :count]
             )
             self._activate(state)
-        if extent.uniform and not self.layers.shares_head:
+        if self._joint(x):
             weight, bias = self._all_heads("value")
-            flat = states.view(-1, *states.shape[2:])
-            torch.baddbmm(
-                bias, flat, weight.transpose(1, 2), out=outputs.view(-1, *outputs.shape[2:])
-            )
-            return outputs
+            outputs = self._buffer("joint", x, (weight.shape[0], out_features, x.shape[1]))
+            torch.baddbmm(bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=outputs)
+            return outputs.mT.unflatten(0, (extent.depth, extent.members))
+        # (depth, class, member, batch) in memory: all rows of a class side by side, which the
+        # softmax of many rows over few classes likes best.
+        outputs = self._buffer("outputs", x, (extent.depth, out_features, *x.shape[:2]))
         for level in range(1, extent.depth + 1):
-            rows = slice(extent.starts[level - 1], extent.counts[level - 1])
-            if rows.start < rows.stop:
-                weight, bias = self._head(level, "views", rows)
+            rows = extent.heads(level)
+            if rows is not None:
+                weight, bias = self._head(level, "value", rows)
                 torch.baddbmm(
-                    bias,
-                    states[level - 1, rows],
-                    weight.transpose(1, 2),
-                    out=outputs[level - 1, rows],
+                    bias.unsqueeze(2),
+                    weight,
+                    states[level - 1, rows].mT,
+                    out=outputs[level - 1, :, rows].transpose(0, 1),
                 )
-        return outputs
+        return outputs.permute(0, 2, 3, 1)
 
     @torch.no_grad()
     def backward(self, grad: Tensor, active: Tensor) -> None:
         """The chain rule, layer by layer, from the deepest to the first."""
-        extent, shared = self.extent, self.layers.shares_head
-        assert self._input is not None
-        x = self._input
-        states = self._buffer("states", x, self.layers.width)
-        signals = self._buffer("signals", x, self.layers.width)
-        if extent.uniform and not shared:
+        extent, x = self.extent, self._input
+        assert x is not None
+        shape = (extent.depth, *x.shape[:2], self.layers.width)
+        states, signals = self._buffer("states", x, shape), self._buffer("signals", x, shape)
+        if self._joint(x):
             weight, _ = self._all_heads("value")
-            flat_grad = grad.reshape(-1, *grad.shape[2:])
-            flat_states = states.view(-1, *states.shape[2:])
-            torch.bmm(flat_grad, weight, out=signals.view(-1, *signals.shape[2:]))
+            flat = grad.flatten(0, 1)
+            torch.bmm(flat, weight, out=signals.flatten(0, 1))
             head_weight, head_bias = self._all_heads("grad")
-            _store(head_weight, flat_grad.transpose(1, 2), flat_states)
-            torch.sum(flat_grad, 1, keepdim=True, out=head_bias)
+            _store(head_weight, flat.mT, states.flatten(0, 1))
+            torch.sum(flat, 1, out=head_bias)
         else:
             self._heads_backward(grad, states, signals)
         for level in range(extent.depth, 0, -1):
@@ -173,67 +177,81 @@ class DenseStack(NetworkStack):
             signal = signals[level - 1, :count]
             self._activate_backward(signal, states[level - 1, :count])
             before = (x if level == 1 else states[level - 2])[:count]
-            weight_grad, bias_grad = self._hidden(level, "grad_views", count)
-            _store(weight_grad, signal.transpose(1, 2), before)
-            torch.sum(signal, 1, keepdim=True, out=bias_grad)
+            weight_grad, bias_grad = self._hidden(level, "grad", count)
+            _store(weight_grad, signal.mT, before)
+            torch.sum(signal, 1, out=bias_grad)
             if level > 1:
-                weight, _ = self._hidden(level, "views", count)
+                weight, _ = self._hidden(level, "value", count)
                 signals[level - 2, :count].baddbmm_(signal, weight)
 
     def _heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
         extent, shared = self.extent, self.layers.shares_head
         if shared:
-            for tensor in self._head(1, "grad_views", slice(0, extent.members)):
+            for tensor in self._head(1, "grad", slice(0, extent.members)):
                 tensor.zero_()
         for level in range(1, extent.depth + 1):
-            rows = slice(extent.starts[level - 1], extent.counts[level - 1])
-            signals[level - 1, : rows.start].zero_()
-            if rows.start >= rows.stop:
+            rows = extent.heads(level)
+            signals[level - 1, : extent.starts[level - 1]].zero_()
+            if rows is None:
                 continue
-            weight, _ = self._head(level, "views", rows)
-            weight_grad, bias_grad = self._head(level, "grad_views", rows)
+            weight, _ = self._head(level, "value", rows)
+            weight_grad, bias_grad = self._head(level, "grad", rows)
             piece = grad[level - 1, rows]
             torch.bmm(piece, weight, out=signals[level - 1, rows])
             if shared:
-                weight_grad += torch.bmm(piece.transpose(1, 2), states[level - 1, rows])
-                bias_grad += piece.sum(1, keepdim=True)
+                weight_grad += torch.bmm(piece.mT, states[level - 1, rows])
+                bias_grad += piece.sum(1)
             else:
-                _store(weight_grad, piece.transpose(1, 2), states[level - 1, rows])
-                torch.sum(piece, 1, keepdim=True, out=bias_grad)
+                _store(weight_grad, piece.mT, states[level - 1, rows])
+                torch.sum(piece, 1, out=bias_grad)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, source: str) -> Tensor:
-        """The same without keeping hidden states."""
-        extent = self.extent
-        outputs = x.new_zeros(extent.depth, *x.shape[:2], self.layers.out_features)
+        """The same without keeping hidden states: two buffers take turns."""
+        extent, members, batch = self.extent, *x.shape[:2]
+        shape = (members, extent.depth, self.layers.out_features, batch)
+        outputs = self._buffer("scored", x, shape)
+        turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
         state = x
         for level, count in enumerate(extent.counts, 1):
             weight, bias = self._hidden(level, source, count)
-            state = torch.baddbmm(bias, state[:count], weight.transpose(1, 2))
+            state = torch.baddbmm(
+                bias.unsqueeze(1), state[:count], weight.mT, out=turns[level % 2, :count]
+            )
             self._activate(state)
-            rows = slice(extent.starts[level - 1], count)
-            if rows.start < rows.stop:
+            rows = extent.heads(level)
+            if rows is not None:
                 weight, bias = self._head(level, source, rows)
                 torch.baddbmm(
-                    bias, state[rows], weight.transpose(1, 2), out=outputs[level - 1, rows]
+                    bias.unsqueeze(2), weight, state[rows].mT, out=outputs[rows, level - 1]
                 )
-        return outputs
+        return outputs.permute(1, 0, 3, 2)
+
+    def _joint(self, x: Tensor) -> bool:
+        """Whether the heads of all depths are one product: fewer kernels for a GPU."""
+        return x.is_cuda and self.extent.uniform and not self.layers.shares_head
 
     def _hidden(self, level: int, source: str, count: int) -> tuple[Tensor, Tensor]:
-        """Weight `(count, out, in)` and bias `(count, 1, out)`, or their gradients."""
-        named = _views(*self.hidden[level], source)
-        return named["weight"][:count], named["bias"][:count].unsqueeze(1)
+        """Weight `(count, out, in)` and bias `(count, out)` from the blocks' tensor `source`."""
+        named = self._views(*self.hidden[level], source)
+        return named["weight"][:count], named["bias"][:count]
 
     def _head(self, level: int, source: str, rows: slice) -> tuple[Tensor, Tensor]:
-        named = _views(*self.heads[1 if self.layers.shares_head else level], source)
-        return named["weight"][rows], named["bias"][rows].unsqueeze(1)
+        named = self._views(*self.heads[1 if self.layers.shares_head else level], source)
+        return named["weight"][rows], named["bias"][rows]
 
     def _all_heads(self, source: str) -> tuple[Tensor, Tensor]:
         """Weights and biases of all heads, members along the same axis as depths."""
         block, _ = self.heads[1]
-        rows = getattr(block, source)
-        named = block.shape.unpack(rows.view(-1, rows.shape[-1]))
-        return named["weight"], named["bias"].unsqueeze(1)
+        named = block.shape.unpack(getattr(block, source).flatten(0, 1))
+        return named["weight"], named["bias"]
+
+    def _views(self, block: Block, row: int, source: str) -> dict[str, Tensor]:
+        """One row's parameters by name; views are made once until the blocks' tensors change."""
+        key = (id(block), row, source)
+        if key not in self._named:
+            self._named[key] = block.shape.unpack(getattr(block, source)[row])
+        return self._named[key]
 
     def _activate(self, state: Tensor) -> None:
         if self.layers.activation == "relu":
@@ -247,11 +265,12 @@ class DenseStack(NetworkStack):
         else:
             torch.ops.aten.tanh_backward.grad_input(signal, state, grad_input=signal)
 
-    def _buffer(self, name: str, x: Tensor, size: int) -> Tensor:
+    def _buffer(self, name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that stays at its place in memory."""
         key = (name, x.shape[1])
         if key not in self._buffers:
             # Zeros: members without some depth leave their part of it untouched.
-            self._buffers[key] = x.new_zeros(self.extent.depth, *x.shape[:2], size)
+            self._buffers[key] = x.new_zeros(shape)
         return self._buffers[key]
 
 
@@ -364,14 +383,6 @@ class VmapStack(NetworkStack):
 
         result: Tensor = torch.func.vmap(one, randomness="different")(tensors, state)
         return result
-
-
-def _views(block: Block, row: int, source: str) -> dict[str, Tensor]:
-    """A row's parameters by name: "views" and "grad_views" are kept, others are made."""
-    if source in ("views", "grad_views"):
-        found: dict[str, Tensor] = getattr(block, source)[block.depths[row]]
-        return found
-    return block.shape.unpack(getattr(block, source)[row])
 
 
 def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
