@@ -40,9 +40,9 @@ def model_page(
     parts.append(sections.depth_over_time(history))
     if found:
         parts.append(_calibration(found, where))
-        parts.append(_uncertainty(found))
         if found.get("importance"):
             parts.append(_importance(found["importance"], found["task"]))
+        parts.append(_uncertainty(found))
         parts.append(_confusion(model, found) if "confusion" in found else _predicted(found))
     if len(history):
         parts.append(sections.elbo_terms(history))
@@ -143,21 +143,23 @@ def _by_depth(found: dict[str, Any]) -> Section:
 def _calibration(found: dict[str, Any], where: str) -> Section:
     curve = found["calibration"]
     classes = found["task"] == "classification"
-    figure = svg.reliability_chart(
-        curve["confidence"],
-        curve["accuracy"],
-        curve["count"],
-        title="Reliability",
-        x_label="confidence" if classes else "probability of the interval",
-        y_label="accuracy" if classes else "share of targets inside",
-    )
     if classes:
+        figure = svg.reliability_chart(
+            curve["confidence"], curve["accuracy"], curve["count"], title="Reliability"
+        )
         text = (
             f"Of the rows {where} that were predicted with a given confidence, how many were "
             "right. On the dashed line confidence can be taken at its word; below it the model "
             f"is too sure of itself, above it too modest. ECE {found['scores']['ece']:.3f}."
         )
     else:
+        figure = svg.scatter_chart(
+            {"intervals": (curve["probability"], curve["coverage"])},
+            title="Reliability",
+            x_label="probability of the interval",
+            y_label="share of targets inside",
+            diagonal=True,
+        )
         inside = found["scores"]["coverage_90"]
         text = (
             f"How many targets {where} lie in central intervals of a given probability. On the "
@@ -201,7 +203,7 @@ def _uncertainty(found: dict[str, Any]) -> Section:
     return Section("How unsure is it, and why?", text, [figure, errors], wide=True)
 
 
-_FIFTHS = ["surest", "2nd", "3rd", "4th", "least sure"]
+_FIFTHS = ["1st", "2nd", "3rd", "4th", "5th"]
 
 
 def _importance(rows: Sequence[dict[str, Any]], task: str) -> Section:

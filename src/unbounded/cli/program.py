@@ -28,6 +28,13 @@ a table, from start to end:
 """
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Texts as they were written, and room for the names of the arguments."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=26)
+
+
 class Parser(argparse.ArgumentParser):
     """Errors of usage as one line, like all the others."""
 
@@ -44,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="unbounded",
         description="Neural networks whose depth is inferred from the data.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument("--version", action="version", version=f"unbounded {__version__}")
     commands = parser.add_subparsers(
@@ -56,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=command.HELP,
             description=command.DESCRIPTION,
             epilog=command.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=Formatter,
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
@@ -77,14 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if os.environ.get(TRACEBACKS):
+        message = _explain(error)
+        if message is None and os.environ.get(TRACEBACKS):
             raise
-        _complain(_explain(error))
+        _complain(message or _unexpected(error))
         return 2
 
 
-def _explain(error: Exception) -> str:
-    """One line for the user, whatever it was."""
+def _explain(error: Exception) -> str | None:
+    """One line for the user, if it is something that he or she can mend."""
     from unbounded.data.tables import TableError
     from unbounded.files import FileError
     from unbounded.training import NonFiniteError
@@ -99,6 +107,10 @@ def _explain(error: Exception) -> str:
         if error.strerror and error.filename:
             return f"{error.filename}: {error.strerror}"
         return str(error)
+    return None
+
+
+def _unexpected(error: Exception) -> str:
     return (
         f"unexpected {type(error).__name__}: {error} "
         f"(this is a mistake in unbounded; {TRACEBACKS}=1 shows where)"

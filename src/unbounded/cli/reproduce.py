@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Import the study's module and hand over."""
-    from unbounded.cli.program import Parser
+    from unbounded.cli.program import Formatter, Parser
 
     name = options.study
     module = load(name)
     parser = Parser(
         prog=f"unbounded reproduce {name}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     module.add_arguments(parser)
     module.run(parser.parse_args(options.arguments))

@@ -111,7 +111,9 @@ class Scorer:
             },
         }
         if self.is_classes:
-            curve = metrics.reliability(y, mixture)
+            # Bins of 15 rows or more; of equal numbers where that makes them few.
+            bins = int(np.clip(len(y) // 15, 2, 15))
+            curve = metrics.reliability(y, mixture, bins, adaptive=bins < 15)
             found["calibration"] = {
                 "confidence": curve.confidence.tolist(),
                 "accuracy": curve.accuracy.tolist(),
@@ -123,9 +125,8 @@ class Scorer:
         else:
             inside = np.abs(self._all("pit") - 0.5)
             found["calibration"] = {
-                "confidence": list(_CURVE),
-                "accuracy": [float((inside <= p / 2).mean()) for p in _CURVE],
-                "count": [len(y)] * len(_CURVE),
+                "probability": list(_CURVE),
+                "coverage": [float((inside <= p / 2).mean()) for p in _CURVE],
             }
             found["predicted"] = {"y": y[rows].tolist(), "mean": mixture[rows].tolist()}
             found["uncertainty"]["by_fifth"] = _by_fifth(total, np.abs(mixture - y))
