@@ -71,7 +71,7 @@ def run(
 
     Raises:
         OSError: if the page cannot be written there, before any training.
-        ValueError: on an ω or a seed that cannot be.
+        ValueError: on an ω, a seed or a number of epochs that cannot be.
     """
     out = page.check_target(out)
     with _one_thread():
@@ -81,6 +81,10 @@ def run(
 def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> DemoResult:
     if not math.isfinite(omega):
         raise ValueError(f"omega must be a finite number, got {omega}")
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
     train, validation, test = (
         spiral(omega, _ROWS, part=part, seed=seed) for part in ("train", "validation", "test")
     )
@@ -148,7 +152,7 @@ def _summary(found: DemoResult, first_depth: int) -> str:
     """What the terminal says at the end."""
     result = found.fit
     by_depth = "\n".join(
-        f"{first_depth + index:>5}  {accuracy:.1%}"
+        f"{first_depth + index:>5}  {accuracy:>8.1%}"
         for index, accuracy in enumerate(found.accuracy_by_depth)
     )
     return (

@@ -35,9 +35,7 @@ def ticks(low: float, high: float, count: int = 5, *, integers: bool = False) ->
         count: how many intervals there should be, roughly.
         integers: allow whole numbers only, for depths and counts.
     """
-    if not low < high:
-        pad = abs(low) * 0.1 or 0.5
-        low, high = (low - 0.5, high + 0.5) if integers else (low - pad, high + pad)
+    low, high = widened(low, high)
     step = round_step((high - low) / max(1, count), integers)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     # Rounding to the step's digits: 3 * 0.1 must read 0.3.
@@ -57,6 +55,8 @@ def log_ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 def labels(values: Sequence[float]) -> list[str]:
     """Tick labels, all with as many decimals as the ticks have."""
+    if not values:
+        return []
     steps = [b - a for a, b in pairwise(values) if b > a]
     step = min(steps, default=abs(values[0]) or 1.0)
     largest = max(abs(v) for v in values)
@@ -88,18 +88,44 @@ def number(value: float, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
+def inner_ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:
+    """Round numbers within `low` to `high`: at least two, where there are two."""
+    found: list[float] = []
+    for more in (1, 2, 4):
+        found = [t for t in ticks(low, high, count * more, integers=integers) if low <= t <= high]
+        if len(found) > 1:
+            break
+    return found
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """The range itself, or one with room around it where it is no more than a point."""
+    if high - low > 1e-9 * max(abs(low), abs(high)) and high - low > 1e-200:
+        return low, high
+    pad = 0.5 if low == round(low) and abs(low) < 100 else abs(low) * 0.1
+    pad = max(pad, 1e-100)
+    return low - pad, high + pad
+
+
 def trimmed(low: float, high: float, count: int) -> tuple[list[float], tuple[float, float]]:
     """Ticks and range of an axis that ends soon after the data where the ticks would not."""
     values = ticks(low, high, count)
-    span = values[-1] - values[0] if low == high else high - low
+    if widened(low, high) != (low, high):
+        return values, (values[0], values[-1])
+    span = high - low
     start = low - 0.04 * span if low - values[0] > 0.1 * span else values[0]
     stop = high + 0.04 * span if values[-1] - high > 0.1 * span else values[-1]
-    return [v for v in values if start <= v <= stop], (start, stop)
+    return inner_ticks(start, stop, count), (start, stop)
 
 
 def finite(values: Iterable[float]) -> list[float]:
     """Only the values that can be drawn."""
-    return [value for value in values if math.isfinite(value)]
+    return [value for value in values if drawable(value)]
+
+
+def drawable(value: float) -> bool:
+    """Whether a value has a place on an axis: finite, and so that differences are finite too."""
+    return abs(value) < 1e200  # False for NaN
 
 
 def _is_close(value: float, rounded: float, step: float) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, finite, labels, number, round_step, trimmed
+from unbounded.report.axes import Scale, drawable, finite, labels, number, round_step, trimmed
 
 _ROW = 23.0  # height of a lying bar with its gap
 _NOTHING = ([0.0, 1.0], (0.0, 1.0))  # the axis of bars that are all zero
@@ -86,7 +86,7 @@ def _upright(
         centre = plot.left + step * (index + 0.5)
         if index in written:
             parts.append(draw.below(centre, plot.bottom, draw.short(names[index], 14)))
-        if not math.isfinite(value):
+        if not drawable(value):
             continue
         top, bottom = sorted((to_y(value), to_y(0.0)))
         parts.append(
@@ -147,7 +147,7 @@ def _lying(
         parts.append(
             draw.text(plot.left - 7, middle, shown[index], "end", strong=True, drop=draw.MIDDLE)
         )
-        if not math.isfinite(value):
+        if not drawable(value):
             continue
         start, stop = sorted((to_x(value), to_x(0.0)))
         parts.append(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, finite, log_ticks, number, ticks, trimmed
+from unbounded.report.axes import Scale, drawable, finite, inner_ticks, log_ticks, number, trimmed, widened
 
 Series = tuple[Sequence[float], Sequence[float]]
 Mark = float | tuple[float, str]
@@ -103,9 +103,9 @@ def _points(xs: Sequence[float], ys: Sequence[float], log: bool) -> Points:
     """Pairs with a finite x; a y that cannot be drawn becomes NaN, a gap."""
     pairs = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
     return [
-        (x, y if math.isfinite(y) and (y > 0 or not log) else math.nan)
+        (x, y if drawable(y) and (y > 1e-200 or not log) else math.nan)
         for x, y in pairs
-        if math.isfinite(x)
+        if drawable(x)
     ]
 
 
@@ -117,9 +117,8 @@ def _x_axis(xs: Sequence[float]) -> tuple[list[float], tuple[float, float]]:
     whole = all(x == round(x) for x in xs)
     if 0 < low < 0.05 * high:
         low = 0.0
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    return [t for t in ticks(low, high, 5, integers=whole) if low <= t <= high], (low, high)
+    low, high = widened(low, high)
+    return inner_ticks(low, high, integers=whole), (low, high)
 
 
 def _y_axis(ys: Sequence[float], log: bool) -> tuple[list[float], tuple[float, float]]:

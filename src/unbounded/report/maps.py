@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unbounded.report import drawing as draw
 from unbounded.report import png
-from unbounded.report.axes import Scale, number, ticks
+from unbounded.report.axes import Scale, inner_ticks, number
 from unbounded.report.points import dots
 
 Extent = tuple[float, float, float, float]
@@ -60,8 +60,7 @@ def heatmap(
     x_low, x_high, y_low, y_high = (float(e) for e in extent)
     if not (x_low < x_high and y_low < y_high):
         raise ValueError(f"extent must be x from and to, y from and to, got {extent}")
-    x_axis = [t for t in ticks(x_low, x_high, 5) if x_low <= t <= x_high]
-    y_axis = [t for t in ticks(y_low, y_high, 5) if y_low <= t <= y_high]
+    x_axis, y_axis = inner_ticks(x_low, x_high), inner_ticks(y_low, y_high)
     left = draw.plot_area(draw.tick_labels(y_axis, False)).left
     # Equal units on both axes, as long as that gives a picture of a sane shape.
     ratio = min(1.25, max(0.6, (y_high - y_low) / (x_high - x_low)))

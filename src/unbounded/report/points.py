@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, number, ticks, trimmed
+from unbounded.report.axes import Scale, drawable, inner_ticks, number, trimmed, widened
 from unbounded.report.lines import Points, Series, path_of
 
 _MOST = 4000  # points drawn of a large set
@@ -40,7 +40,7 @@ def scatter_chart(
         name: [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
         for name, (xs, ys) in series.items()
     }
-    every = [p for row in points.values() for p in row if math.isfinite(p[0] + p[1])]
+    every = [p for row in points.values() for p in row if _both(p)]
     xs, ys = [x for x, _ in every], [y for _, y in every]
     if reference is not None:
         ys.append(reference[0])
@@ -50,7 +50,7 @@ def scatter_chart(
     else:
         y_axis, y_range = trimmed(min(ys, default=0.0), max(ys, default=1.0), 4)
         low, high = _padded(xs)
-        x_axis = [t for t in ticks(low, high, 6, integers=integer_x) if low <= t <= high]
+        x_axis = inner_ticks(low, high, 6, integers=integer_x)
     plot = draw.plot_area(draw.tick_labels(y_axis, False))
     to_x = Scale(low, high, plot.left, plot.right)
     to_y = Scale(*y_range, plot.bottom, plot.top)
@@ -106,7 +106,7 @@ def reliability_chart(
     bins = [
         (float(c), float(a), float(k))
         for c, a, k in zip(confidence, accuracy, counts, strict=True)
-        if k > 0 and math.isfinite(c + a)
+        if k > 0 and _both((c, a))
     ]
     axis = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     height = 360.0
@@ -141,9 +141,7 @@ def reliability_chart(
 
 def dots(points: Points, to_x: Scale, to_y: Scale) -> str:
     """A path of strokes of no length with round caps: a tenth of the size of circles."""
-    return "".join(
-        f"M{draw.at(to_x(x))} {draw.at(to_y(y))}h0" for x, y in points if math.isfinite(x + y)
-    )
+    return "".join(f"M{draw.at(to_x(x))} {draw.at(to_y(y))}h0" for x, y in points if _both((x, y)))
 
 
 def _circles(
@@ -153,7 +151,7 @@ def _circles(
         f'<circle class="dot {colour}" cx="{draw.at(to_x(x))}" cy="{draw.at(to_y(y))}" '
         f'r="{draw.at(radius)}">{draw.tooltip(tip)}</circle>'
         for (x, y), radius, tip in zip(row, radii, tips, strict=True)
-        if math.isfinite(x + y)
+        if _both((x, y))
     )
 
 
@@ -165,9 +163,13 @@ def _radii(row: Points, area: Sequence[float] | None, least: float = 2.6) -> lis
     return [max(least, 7.5 * math.sqrt(max(0.0, a) / largest)) for a in area]
 
 
+def _both(point: tuple[float, float]) -> bool:
+    return drawable(point[0]) and drawable(point[1])
+
+
 def _padded(xs: Sequence[float]) -> tuple[float, float]:
     if not xs:
         return 0.0, 1.0
-    low, high = min(xs), max(xs)
-    margin = (high - low) * 0.05 or 0.5
+    low, high = widened(min(xs), max(xs))
+    margin = (high - low) * 0.05
     return low - margin, high + margin
