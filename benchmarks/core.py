@@ -14,7 +14,7 @@ import unbounded as ub
 from benchmarks.plain_loop import plain_epoch, plain_setup
 from benchmarks.timing import best_times
 from unbounded.data import spiral
-from unbounded.depth import FixedDepth, TruncatedPoisson
+from unbounded.depth import TruncatedPoisson
 from unbounded.training.loop import Trainer
 
 
@@ -69,7 +69,9 @@ def spiral_epoch() -> Figure:
 
     fast, slow = best_times([ours, reference])
     fast, slow = fast / 5, slow / 2
-    return Figure("spiral epoch, plain loop ÷ ours", fast, slow, slow / fast, "≥ 6", slow >= 6 * fast)
+    return Figure(
+        "spiral epoch, plain loop ÷ ours", fast, slow, slow / fast, "≥ 6", slow >= 6 * fast
+    )
 
 
 def step_ratio(width: int = 256, batch: int = 256, depth: int = 10) -> Figure:
@@ -101,7 +103,11 @@ def step_ratio(width: int = 256, batch: int = 256, depth: int = 10) -> Figure:
 
     udn, finite = (t / 10 for t in best_times([ours, reference], rounds=9))
     return Figure(
-        f"UDN step ÷ finite step, depth {depth}", udn, finite, udn / finite, "≤ 1.25",
+        f"UDN step ÷ finite step, depth {depth}",
+        udn,
+        finite,
+        udn / finite,
+        "≤ 1.25",
         udn <= 1.25 * finite,
     )
 
@@ -127,7 +133,11 @@ def depth_scaling() -> Figure:
 
     deep, shallow = best_times([stepper(400), stepper(100)], rounds=9)
     return Figure(
-        "step at m = 400 ÷ step at m = 100", deep, shallow, deep / shallow, "≤ 4.6",
+        "step at m = 400 ÷ step at m = 100",
+        deep,
+        shallow,
+        deep / shallow,
+        "≤ 4.6",
         deep <= 4.6 * shallow,
     )
 
@@ -146,7 +156,11 @@ def very_deep() -> Figure:
         seconds = time.perf_counter() - start
     finite = all(torch.isfinite(p).all() for p in model.parameters())
     return Figure(
-        f"rate 2000: m = {depth}, two steps", seconds, float("nan"), float(depth), "trains",
+        f"rate 2000: m = {depth}, two steps",
+        seconds,
+        float("nan"),
+        float(depth),
+        "trains",
         finite and len(result.history) == 1 and 2050 < depth < 2100,
     )
 
@@ -159,7 +173,11 @@ def import_time() -> Figure:
 
     ours, reference = best_times([run("unbounded"), run("torch")], rounds=7)
     return Figure(
-        "import unbounded ÷ import torch", ours, reference, ours / reference, "≤ 1.3",
+        "import unbounded ÷ import torch",
+        ours,
+        reference,
+        ours / reference,
+        "≤ 1.3",
         ours <= 1.3 * reference,
     )
 

@@ -159,6 +159,9 @@ def extend(
     for parameter in parameters:
         if fresh.state.get(parameter):
             optimizer.state[parameter] = fresh.state[parameter]
+        elif isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:
+            # The fused kernel wants momentum for all parameters or for none.
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
 
 def _group(

@@ -432,7 +432,7 @@ class Trainer:
             callback.on_birth(self, depths)
 
     def _restore_best(self) -> None:
-        if self.best is None or self.best.epoch == self.epoch:
+        if self.best is None:
             return
         growth.resize(self.model, self.best.num_layers, self.optimizer)
         self.model.load_state_dict(self.best.state)

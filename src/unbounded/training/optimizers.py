@@ -168,7 +168,7 @@ def make_optimizer(
     """
     if not lr > 0:
         raise ValueError(f"lr must be positive, got {lr}")
-    if "fused" not in options and kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+    if "fused" not in options and kind in (torch.optim.Adam, torch.optim.AdamW):
         options["fused"] = True  # one kernel a group instead of a dozen a parameter
     groups = param_groups(model, lr, depth_lr_ratio)
     if "weight_decay" not in kind.__init__.__code__.co_varnames:

@@ -1,0 +1,186 @@
+"""Depth families: one contract for all, SciPy as the oracle, and the whole of Theorem 1."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.depth.truncated_poisson import poisson_quantile
+
+FAMILIES = {
+    "poisson-tiny": lambda: TruncatedPoisson(1e-4),
+    "poisson": lambda: TruncatedPoisson(1.0),
+    "poisson-89": lambda: TruncatedPoisson(89.0),  # single precision overflows here if naive
+    "poisson-large": lambda: TruncatedPoisson(3000.0, quantile=0.99),
+    "poisson-limit": lambda: TruncatedPoisson(20.0, limit=7),
+    "fixed": lambda: FixedDepth(5),
+    "finite": lambda: FiniteDepth(6),
+}
+RATES = st.floats(math.log(1e-4), math.log(1e5)).map(math.exp)
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
+def family(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contract(family, dtype):
+    family = family.to(dtype)
+    m = family.max_depth()
+    log_probs = family.log_probs()
+    assert isinstance(m, int)
+    assert m >= 1
+    assert log_probs.shape == (m,)
+    assert log_probs.dtype == dtype
+    probs = log_probs.detach().double().exp()
+    assert probs.sum().item() == pytest.approx(1, abs=1e-4 if dtype == torch.float32 else 1e-9)
+    assert probs[m - 1] > 0
+    first = family.first_depth()
+    assert (probs[: first - 1] == 0).all()
+    depths = torch.arange(1, m + 1).double()
+    assert family.mean() == pytest.approx((probs @ depths).item(), rel=1e-4)
+    assert probs[family.mode() - 1] == pytest.approx(probs.max().item(), rel=1e-6)
+    assert isinstance(family.mode(), int)
+
+
+def test_members_move_with_their_parameters(family):
+    """Condition (3) of Definition 1: λ is continuous, and an optimiser can move it."""
+    parameters = list(family.parameters())
+    if not parameters:
+        assert isinstance(family, FixedDepth)
+        return
+    log_probs = family.log_probs()
+    weights = torch.linspace(0, 1, log_probs.numel())
+    loss = (log_probs.exp() * weights).sum()
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in parameters)
+    before = family.mean()
+    with torch.no_grad():
+        for p in parameters:
+            p += 0.05 * torch.linspace(-1, 1, p.numel()) if p.dim() else 0.05
+    if family.max_depth() > 1 and getattr(family, "limit", None) is None:
+        assert family.mean() > before
+
+
+def test_backward_equals_autograd(family):
+    """The short way from a gradient in log q to λ is the long one."""
+    family = family.double()
+    if not list(family.parameters()):
+        return
+    log_probs = family.log_probs()
+    grad = torch.randn(log_probs.shape, dtype=torch.float64)
+    expected = torch.autograd.grad(log_probs, list(family.parameters()), grad)
+    family.backward(family.log_probs(), grad)
+    for parameter, value in zip(family.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [1e-4, 1e-2, 0.7, 1, 5, 37.5, 88, 89, 92, 150, 1e3, 1e4, 1e5])
+@pytest.mark.parametrize("quantile", [0.5, 0.95, 0.999])
+def test_truncated_poisson_against_scipy(rate, quantile, dtype):
+    q = TruncatedPoisson(rate, quantile).to(dtype)
+    rate = q.rate  # as rounded to the parameter's precision
+    m = q.max_depth()
+    assert m - 1 == int(scipy.stats.poisson.ppf(quantile, rate))
+    count = np.arange(m)
+    expected = scipy.stats.poisson.logpmf(count, rate) - scipy.stats.poisson.logcdf(m - 1, rate)
+    # Rounding of the result to the dtype is all that is allowed.
+    tolerance = 2e-7 if dtype == torch.float32 else 1e-10
+    np.testing.assert_allclose(
+        q.log_probs().detach().double().numpy(), expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@given(RATES, st.floats(0.5, 0.999999))
+def test_quantile_against_scipy(rate, quantile):
+    assert poisson_quantile(rate, quantile) == int(scipy.stats.poisson.ppf(quantile, rate))
+
+
+@given(RATES)
+def test_theorem_bounds(rate):
+    """Theorem 1, (7): λ − ln 2 ≤ m ≤ 1.3 λ + 5, where m counts from 0 as in the paper."""
+    q = TruncatedPoisson(rate).double()
+    m = q.max_depth() - 1
+    assert q.rate - math.log(2) <= m <= 1.3 * q.rate + 5
+
+
+def test_theorem_bounds_at_the_integers_of_the_proof():
+    for k in range(1, 71):
+        assert poisson_quantile(k, 0.95) <= 1.3 * (k - 1) + 5
+
+
+def test_steps_of_the_proof_that_fail_as_written():
+    """The proof says 0.96^70 < 0.05 and n + 0.5 − ln 2 > n; neither is true, the claims are."""
+    assert 0.96**70 > 0.05
+    assert 0.5 - math.log(2) < 0
+
+
+@given(st.integers(0, 100_000), st.floats(0.5, 0.99))
+def test_theorem_mode(n, quantile):
+    """Theorem 1, (8): n is a mode of the truncated Poisson(n + ½): any depth can be the mode."""
+    q = TruncatedPoisson(n + 0.5, quantile).double()
+    assert q.mode() == n + 1
+    log_probs = q.log_probs()
+    assert log_probs[n].item() == pytest.approx(log_probs.max().item(), abs=1e-9)
+
+
+@given(st.floats(0.01, 300))
+def test_theorem_continuity(rate):
+    """Theorem 1, (9): inside a support, log q is smooth in λ; its derivative is (k − E[k])/λ."""
+    q = TruncatedPoisson(rate).double()
+    log_probs = q.log_probs()
+    direction = torch.randn(log_probs.shape, dtype=torch.float64)
+    (grad,) = torch.autograd.grad(log_probs @ direction, q.raw_rate)
+    probs, count = log_probs.detach().exp(), torch.arange(len(log_probs)).double()
+    by_rate = (count - probs @ count) / q.rate
+    softplus_slope = torch.sigmoid(q.raw_rate.detach())
+    expected = (by_rate @ direction) * softplus_slope
+    torch.testing.assert_close(grad, expected, rtol=1e-7, atol=1e-9)
+
+
+@given(st.floats(0.01, 1e4), st.floats(1.0, 1.2))
+def test_support_grows_with_the_rate(rate, factor):
+    assert poisson_quantile(rate * factor, 0.95) >= poisson_quantile(rate, 0.95)
+
+
+def test_no_cap_on_depth():
+    assert TruncatedPoisson(1e7).max_depth() == 1 + int(scipy.stats.poisson.ppf(0.95, 1e7))
+
+
+def test_limit_is_a_guard():
+    q = TruncatedPoisson(50.0, limit=10)
+    assert q.max_depth() == 10
+    assert q.log_probs().shape == (10,)
+
+
+@pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf])
+def test_bad_rate(rate):
+    with pytest.raises(ValueError, match="rate must be a positive finite number, got"):
+        TruncatedPoisson(rate)
+
+
+@pytest.mark.parametrize("quantile", [0.49, 1.0, -1, math.nan])
+def test_bad_quantile(quantile):
+    with pytest.raises(ValueError, match=r"quantile must be in \[0.5, 1\), got"):
+        TruncatedPoisson(1.0, quantile)
+
+
+@pytest.mark.parametrize("family", [FixedDepth, FiniteDepth])
+@pytest.mark.parametrize("depth", [0, -3, 1.5])
+def test_bad_depth(family, depth):
+    with pytest.raises(ValueError, match="must be an integer of at least 1, got"):
+        family(depth)
+
+
+def test_a_rate_that_is_lost_says_so():
+    q = TruncatedPoisson(1.0)
+    q.raw_rate.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="diverged"):
+        q.max_depth()
