@@ -9,7 +9,6 @@ settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)
-def _untouched_random_state():
-    """Nothing in the library may reseed torch's global generator."""
+def _same_random_state():
+    """Each test starts from the same state of torch's global generator."""
     torch.manual_seed(1234)
-    yield

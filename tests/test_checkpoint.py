@@ -19,10 +19,10 @@ from unbounded.training import Callback
 SCRIPT = Path(__file__).with_name("resumable.py")
 DEFAULTS = {
     "rate": 1.0,
-    "prior": 100.0,  # pulls the depth up, whatever the data say
+    "prior": 1e8,  # pulls the depth up, whatever the data say
     "optimizer": "Adam",
     "lr": 0.02,
-    "ratio": 2.0,
+    "ratio": 10.0,
     "drop": False,
     "dropout": False,
     "epochs": 10,
@@ -142,9 +142,9 @@ def test_refusals(tmp_path):
     path = tmp_path / "run.ckpt"
     options = {"epochs": 1, "batch_size": 16, "checkpoint": path, "progress": False}
     ub.fit(classifier(), x, y, **options)
+    model = classifier()
+    optimizer = ub.make_optimizer(model, torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match="written with Adam, training now uses SGD"):
-        model = classifier()
-        optimizer = ub.make_optimizer(model, torch.optim.SGD, lr=0.1)
         ub.fit(model, x, y, resume=True, optimizer=optimizer, **options)
     with pytest.raises(FileError, match="written by another model"):
         ub.fit(classifier(width=9), x, y, resume=True, **options)

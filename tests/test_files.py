@@ -123,10 +123,12 @@ def test_damaged_anywhere(tmp_path_factory, position, junk):
     position %= len(data) - len(junk)
     data[position : position + len(junk)] = junk
     path.write_bytes(bytes(data))
+    message = str(path)
     try:
         ub.load(path)
     except FileError as error:
-        assert str(path) in str(error)
+        message = str(error)
+    assert str(path) in message
 
 
 def test_foreign_files(tmp_path):
