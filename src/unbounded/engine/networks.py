@@ -148,12 +148,8 @@ class DenseStack(NetworkStack):
             rows = extent.heads(level)
             if rows is not None:
                 weight, bias = self._head(level, "value", rows)
-                torch.baddbmm(
-                    bias.unsqueeze(2),
-                    weight,
-                    states[level - 1, rows].mT,
-                    out=outputs[level - 1, :, rows].transpose(0, 1),
-                )
+                found = torch.baddbmm(bias.unsqueeze(2), weight, states[level - 1, rows].mT)
+                outputs[level - 1, :, rows].copy_(found.transpose(0, 1))
         return outputs.permute(0, 2, 3, 1)
 
     @torch.no_grad()
@@ -161,49 +157,57 @@ class DenseStack(NetworkStack):
         """The chain rule, layer by layer, from the deepest to the first."""
         extent, x = self.extent, self._input
         assert x is not None
-        shape = (extent.depth, *x.shape[:2], self.layers.width)
-        states, signals = self._buffer("states", x, shape), self._buffer("signals", x, shape)
-        if self._joint(x):
-            weight, _ = self._all_heads("value")
-            flat = grad.flatten(0, 1)
-            torch.bmm(flat, weight, out=signals.flatten(0, 1))
-            head_weight, head_bias = self._all_heads("grad")
-            _store(head_weight, flat.mT, states.flatten(0, 1))
-            torch.sum(flat, 1, out=head_bias)
+        shape = (*x.shape[:2], self.layers.width)
+        states = self._buffer("states", x, (extent.depth, *shape))
+        joint = self._joint(x)
+        if joint:
+            signals = self._buffer("signals", x, (extent.depth, *shape))
+            self._all_heads_backward(grad, states, signals)
         else:
-            self._heads_backward(grad, states, signals)
+            signals = self._buffer("turns", x, (2, *shape))
+            if self.layers.shares_head:
+                for tensor in self._head(1, "grad", slice(0, extent.members)):
+                    tensor.zero_()
+        behind = None  # the gradient in the layer behind, before its weights
         for level in range(extent.depth, 0, -1):
             count = extent.counts[level - 1]
-            signal = signals[level - 1, :count]
+            signal = signals[level - 1 if joint else level % 2]
+            if not joint:
+                self._head_backward(level, grad[level - 1], states[level - 1], signal)
+            signal = signal[:count]
+            if behind is not None:
+                weight, _ = self._hidden(level + 1, "value", behind.shape[0])
+                signal[: behind.shape[0]].baddbmm_(behind, weight)
             self._activate_backward(signal, states[level - 1, :count])
-            before = (x if level == 1 else states[level - 2])[:count]
             weight_grad, bias_grad = self._hidden(level, "grad", count)
-            _store(weight_grad, signal.mT, before)
+            _store(weight_grad, signal.mT, (x if level == 1 else states[level - 2])[:count])
             torch.sum(signal, 1, out=bias_grad)
-            if level > 1:
-                weight, _ = self._hidden(level, "value", count)
-                signals[level - 2, :count].baddbmm_(signal, weight)
+            behind = signal
 
-    def _heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
-        extent, shared = self.extent, self.layers.shares_head
-        if shared:
-            for tensor in self._head(1, "grad", slice(0, extent.members)):
-                tensor.zero_()
-        for level in range(1, extent.depth + 1):
-            rows = extent.heads(level)
-            signals[level - 1, : extent.starts[level - 1]].zero_()
-            if rows is None:
-                continue
-            weight, _ = self._head(level, "value", rows)
-            weight_grad, bias_grad = self._head(level, "grad", rows)
-            piece = grad[level - 1, rows]
-            torch.bmm(piece, weight, out=signals[level - 1, rows])
-            if shared:
-                weight_grad += torch.bmm(piece.mT, states[level - 1, rows])
-                bias_grad += piece.sum(1)
-            else:
-                _store(weight_grad, piece.mT, states[level - 1, rows])
-                torch.sum(piece, 1, out=bias_grad)
+    def _all_heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
+        flat = grad.flatten(0, 1)
+        weight, _ = self._all_heads("value")
+        torch.bmm(flat, weight, out=signals.flatten(0, 1))
+        weight_grad, bias_grad = self._all_heads("grad")
+        _store(weight_grad, flat.mT, states.flatten(0, 1))
+        torch.sum(flat, 1, out=bias_grad)
+
+    def _head_backward(self, level: int, grad: Tensor, states: Tensor, signal: Tensor) -> None:
+        """The head's part of one depth; members without a head there get zeros."""
+        rows = self.extent.heads(level)
+        signal[: self.extent.starts[level - 1]].zero_()
+        if rows is None:
+            return
+        weight, _ = self._head(level, "value", rows)
+        weight_grad, bias_grad = self._head(level, "grad", rows)
+        piece = grad[rows]
+        torch.bmm(piece, weight, out=signal[rows])
+        if self.layers.shares_head:
+            weight_grad += torch.bmm(piece.mT, states[rows])
+            bias_grad += piece.sum(1)
+        else:
+            _store(weight_grad, piece.mT, states[rows])
+            torch.sum(piece, 1, out=bias_grad)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, source: str) -> Tensor:
@@ -222,9 +226,7 @@ class DenseStack(NetworkStack):
             rows = extent.heads(level)
             if rows is not None:
                 weight, bias = self._head(level, source, rows)
-                torch.baddbmm(
-                    bias.unsqueeze(2), weight, state[rows].mT, out=outputs[rows, level - 1]
-                )
+                outputs[rows, level - 1] = torch.baddbmm(bias.unsqueeze(2), weight, state[rows].mT)
         return outputs.permute(1, 0, 3, 2)
 
     def _joint(self, x: Tensor) -> bool:
