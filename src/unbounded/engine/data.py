@@ -81,7 +81,7 @@ class Shuffles:
         self._host = torch.zeros(len(self._keys), max(sizes), dtype=torch.long)
         if device.type == "cuda":
             self._host = self._host.pin_memory()
-        self.orders = self._host.to(device)  # (distinct orders, rows)
+        self.orders = self._host.to(device, copy=True)  # (distinct orders, rows)
         self.drawn = False
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -111,7 +111,7 @@ class Shuffles:
     def load(self, state: dict[str, Tensor], drawn: bool) -> None:
         """Go on from `state`."""
         for generator, saved in zip(self.generators, state["generators"], strict=True):
-            generator.set_state(saved)
+            generator.set_state(saved.clone())  # it takes no view of a larger tensor
         self._host.copy_(state["next"])
         self.drawn = drawn
 

@@ -56,12 +56,13 @@ class LikelihoodStack:
         return log_lik.detach()
 
     def backward(self, grad: Tensor) -> Tensor:
-        """From ∂/∂log p, `(depth, members, batch)`, to ∂/∂Ω; parameters' go into the block."""
+        """From ∂/∂log p, broadcastable to it, to ∂/∂Ω; parameters' go into the block."""
         if self._slope is not None:
             extra = self._slope.dim() - grad.dim()
             return self._slope.mul_(grad.view(*grad.shape, *[1] * extra))
         assert self._graph is not None
         log_lik, leaves = self._graph
+        grad = grad.expand_as(log_lik)
         found = torch.autograd.grad(log_lik, leaves, grad)
         if self.block is not None:
             self.block.grad[0].copy_(found[1])

@@ -166,8 +166,8 @@ class Population:
         # What the kernels read: the rates of this epoch, and how far λ may move before the next
         # look at the depths.
         self._factor = 1.0
-        self._lr = self.rates.to(self.device)
-        self._depth_lr = self.depth_rates.to(self.device)
+        self._lr = self.rates.to(self.device, copy=True)
+        self._depth_lr = self.depth_rates.to(self.device, copy=True)
         self._movement = torch.zeros_like(self._depth_lr)
 
     def _build(self) -> None:
