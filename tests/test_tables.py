@@ -343,7 +343,7 @@ def test_the_task_follows_from_the_target():
     assert target_of(range(21)).task == "regression"
     assert target_of([1, 2, 3] * 4).task == "regression"  # 4 rows a class: too few
     assert target_of([1, 2, 3] * 10, "regression").task == "regression"
-    assert target_of([1, 2, 3, 4], "classification").task == "classification"
+    assert target_of([1, 2, 3, 4] * 2, "classification").task == "classification"
 
 
 @pytest.mark.parametrize(
@@ -353,10 +353,11 @@ def test_the_task_follows_from_the_target():
         (["a"] * 20, None, "one class only"),
         ([2.5] * 20, "regression", "one value only"),
         ([3] * 20, "classification", "one class only"),
-        ([f"n{i}" for i in range(30)], None, "different text in every row"),
+        ([f"n{i}" for i in range(30)], None, "30 different values in 30 rows"),
         ([f"n{i % 250}" for i in range(500)], None, "at most 200"),
         (["a", "b"] * 10, "regression", "needs numbers"),
         ([*range(30), "inf"], None, "finite"),
+        ([*range(30), "1e200"], None, "too large"),
         ([*range(99), "oops"], None, "'oops'"),
         (range(300), "classification", "--task regression"),
     ],

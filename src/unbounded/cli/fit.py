@@ -1,6 +1,7 @@
 """`unbounded fit`: from a table to a model file and a page that explains it."""
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -252,7 +253,10 @@ def _fit(
             arguments[name] = getattr(options, name)
     if target.is_classes:
         labels = target.labels[y.astype(np.int64)]
-        classifier = UDNClassifier(**arguments).fit(x, labels)
+        with warnings.catch_warnings():
+            # Few rows a class: the table was looked at for that already.
+            warnings.filterwarnings("ignore", "The number of unique classes")
+            classifier = UDNClassifier(**arguments).fit(x, labels)
         assert len(classifier.classes_) == len(target.classes)
         return classifier
     return UDNRegressor(**arguments).fit(x, y)

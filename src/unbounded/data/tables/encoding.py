@@ -249,6 +249,6 @@ def _response(y: Floats, target: Target) -> Floats:
     if target.is_classes and len(target.classes) > 2:
         columns = (y[:, None] == np.arange(len(target.classes))).astype(np.float64)
     else:
-        columns = np.clip(y[:, None], -1e150, 1e150).astype(np.float64)
+        columns = y[:, None].astype(np.float64)
     sd = columns.std(0)
     return (columns - columns.mean(0)) / np.where(sd > 0, sd, 1.0)

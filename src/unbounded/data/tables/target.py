@@ -15,6 +15,8 @@ from unbounded.data.tables.values import Floats
 
 TASKS = ("classification", "regression")
 MAX_CLASSES = 200
+LARGEST = 1e100
+"""The largest number that is predicted: squares of errors must not overflow."""
 
 RULE = (
     "text and yes/no are classes; numbers are classes if they are whole, have at most 20 different "
@@ -68,8 +70,8 @@ class Target:
             expected += " …" if len(self.classes) > 10 else ""
         else:
             values, bad = read.numbers(series)
-            bad = bad | np.isinf(values)
-            expected = "a finite number was expected"
+            bad = bad | (np.abs(values) > LARGEST)
+            expected = f"a number of at most {LARGEST:g} was expected"
         if bad.any():
             at = int(bad.argmax())
             raise TableError(
@@ -119,6 +121,11 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
                 f"the target {name!r} holds {shorten(text)!r} in row {row}: "
                 "regression needs numbers"
             )
+        if max(-profile.low, profile.high) > LARGEST:
+            raise TableError(
+                f"the target {name!r} goes from {profile.low:g} to {profile.high:g}: "
+                f"numbers beyond {LARGEST:g} are too large to predict"
+            )
         if profile.low == profile.high:
             raise TableError(f"the target {name!r} has one value only ({profile.low:g})")
         return Target(name, task)
@@ -134,8 +141,11 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
             f"the target {name!r} holds one class only ({shorten(next(iter(counts)))!r}), "
             "at least two are needed"
         )
-    if not profile.is_number and len(counts) == profile.present > 2:
-        raise TableError(f"the target {name!r} has a different text in every row: no classes")
+    if 2 * len(counts) > profile.present and len(counts) > 2:
+        raise TableError(
+            f"the target {name!r} holds {len(counts):,} different values in {profile.present:,} "
+            "rows: classes must repeat"
+        )
     key = float if profile.is_number and _are_whole(counts) else str
     return Target(name, task, sorted(counts, key=key), profile.is_number)
 

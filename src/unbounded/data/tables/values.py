@@ -99,7 +99,11 @@ def dates(series: Any, format: str) -> Read:
     pd = pandas()
     kind = native_kind(series)
     if kind == "text":
-        times = pd.to_datetime(series, format=format, errors="coerce", utc=True)
+        if format == ISO:  # pandas also takes "today" and "now" for dates
+            readable = series.where(series.str.match("[0-9+-]").eq(True), None)
+        else:
+            readable = series
+        times = pd.to_datetime(readable, format=format, errors="coerce", utc=True)
     elif kind == "date":
         times = pd.to_datetime(series, utc=True)
     else:
