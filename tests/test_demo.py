@@ -40,10 +40,16 @@ def test_the_page_has_every_section(short) -> None:
     assert facts["Last depth with mass, m"] == str(short.max_depth)
 
 
+def score(found, omega: float, part: str, seed: int) -> float:
+    x, y = demo.spiral(omega, 1024, part=part, seed=seed)
+    return float((found.model.predict(x).classes == y).double().mean())
+
+
 def test_the_result_is_that_of_the_model(short) -> None:
     x, y = demo.spiral(10.0, 1024, part="test", seed=0)
     prediction = short.model.predict(x)
-    assert short.accuracy == pytest.approx(float((prediction.classes == y).double().mean()))
+    assert short.accuracy == pytest.approx(score(short, 10.0, "test", 0))
+    assert short.fit.best_score == pytest.approx(score(short, 10.0, "validation", 0))
     assert len(short.accuracy_by_depth) == len(short.depth_probs) == short.max_depth
     right = prediction.log_probs_by_depth.argmax(-1) == y
     assert short.accuracy_by_depth == pytest.approx(right.double().mean(1).tolist())
@@ -55,6 +61,7 @@ def test_the_terminal_shows_the_posterior_and_the_scores(tmp_path, capsys) -> No
     found = demo.run(tmp_path / "page.html", omega=2.0, seed=5, epochs=2, progress=False)
     said, errors = capsys.readouterr()
     assert errors == ""
+    assert found.accuracy == pytest.approx(score(found, 2.0, "test", 5))
     assert "ω = 2" in said
     for index, (p, accuracy) in enumerate(
         zip(found.depth_probs, found.accuracy_by_depth, strict=True), start=1
