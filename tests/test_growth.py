@@ -97,6 +97,43 @@ def test_growth_with_every_optimiser(kind):
     assert not torch.equal(model.network.hidden["7"].weight, fresh)
 
 
+class Eager(torch.optim.SGD):
+    """An optimiser that fills its state when it is built, and relies on it."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] = torch.zeros(())
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] += parameter.grad is not None
+        return super().step(closure)
+
+
+def test_growth_with_state_filled_at_construction():
+    x, y = classes(32)
+    model = classifier().train()
+    optimizer = ub.make_optimizer(model, Eager, lr=0.01)
+    ub.step(model, optimizer, x, y, 32)
+    set_rate(model, 3.0)
+    ub.step(model, optimizer, x, y, 32)
+    assert optimizer.state[model.network.hidden["1"].weight]["seen"] == 2
+    assert optimizer.state[model.network.hidden["7"].weight]["seen"] == 1
+
+
+def test_groups_without_a_home_for_newborns_are_refused():
+    model = classifier()
+    optimizer = torch.optim.SGD(
+        [{"params": model.depth.parameters()}, {"params": [nn.Parameter(torch.zeros(1))]}], lr=0.1
+    )
+    set_rate(model, 3.0)
+    with pytest.raises(ValueError, match="no group of the optimiser holds the hidden.*'hidden'"):
+        growth.grow(model, optimizer)
+
+
 def test_growth_with_fused_momentum():
     """The fused kernel of SGD takes momentum for all parameters or none: newborns bring theirs."""
     x, y = classes(32)

@@ -134,7 +134,9 @@ def test_best_epoch_is_restored_with_its_depth():
         def on_epoch_end(self, trainer, row):
             seen[row["epoch"]] = (state(trainer.model), row)
 
-    model = classifier(TruncatedPoisson(1.0))
+    # A prior that wants depth whatever the data say, and labels that nothing can predict.
+    model = classifier(TruncatedPoisson(1.0), depth_prior=ub.PoissonDepth(1e8))
+    x_val, y_val = classes(64, seed=2)
     result = quick(
         model,
         x,
@@ -142,9 +144,10 @@ def test_best_epoch_is_restored_with_its_depth():
         epochs=25,
         lr=0.05,
         depth_lr_ratio=2.0,
-        validation=classes(64, seed=2),
+        validation=(x_val, y_val.roll(1)),
         callbacks=[Watch()],
     )
+    assert result.history[-1]["num_layers"] > result.history[result.best_epoch - 1]["num_layers"]
     best = max(seen, key=lambda e: (seen[e][1]["val_accuracy"], seen[e][1]["val_log_score"]))
     assert result.best_epoch == best
     assert same(state(model), seen[best][0])

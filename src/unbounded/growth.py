@@ -152,8 +152,8 @@ def extend(
     group["params"].extend(parameters)
     if "param_names" in group:
         group["param_names"].extend(name for name, _ in named)
-    # Some optimisers (Adagrad) fill their state when they are built. A throwaway one of the same
-    # kind tells what the state of a fresh parameter is.
+    # Some optimisers (Adagrad before torch 2.12) fill their state when they are built. A throwaway
+    # one of the same kind tells what the state of a fresh parameter is.
     options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     fresh = type(optimizer)([{**options, "params": parameters}], **_defaults(optimizer))
     for parameter in parameters:
@@ -180,7 +180,7 @@ def _group(
         return optimizer.param_groups[0]
     raise ValueError(
         f"no group of the optimiser holds the {role}: build its groups with "
-        "unbounded.training.param_groups, or give one of them the key role={role!r}"
+        f"unbounded.training.param_groups, or give one of them the key role={role!r}"
     )
 
 
