@@ -361,6 +361,11 @@ class Population:
         members.write_models(self)
         return members.results(self, stopped)
 
+    @property
+    def captured(self) -> int:
+        """How many CUDA graphs were captured so far."""
+        return self._runner.captured
+
     def _factor_of(self, epoch: int) -> float:
         return 1.0 if self.schedule is None else float(self.schedule(epoch))
 

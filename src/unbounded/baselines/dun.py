@@ -1,0 +1,111 @@
+"""Depth Uncertainty Networks (Antorán et al., 2020), in two forms.
+
+The paper compares with a variant of its authors: the UDN's own layers, depths 1 … D with free
+probabilities, one head for all of them. As their own paper defines them, DUNs have an input
+layer, residual blocks with batch normalisation, and an output layer, and may stop at any block
+or before the first one.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from unbounded.depth import FiniteDepth
+from unbounded.layers import Dense, Layers
+from unbounded.layers import init as inits
+from unbounded.likelihoods import Likelihood
+from unbounded.model import UDN
+from unbounded.priors import UniformDepth
+
+
+class DUNLayers(Layers):
+    """An affine input layer, blocks h + BN(ReLU(W h + b)), and one output layer for all depths.
+
+    Depth ℓ here is ℓ−1 blocks: a DUN that stops before its first block has depth 1.
+
+    Args:
+        in_features: size of the input.
+        width: size of every hidden state.
+        out_features: size of the output layer.
+        init: "default", "he" or a callable, for the blocks' linear maps.
+    """
+
+    shares_head = True
+
+    def __init__(
+        self, in_features: int, width: int, out_features: int, init: str | inits.Init = "default"
+    ):
+        self.in_features, self.width, self.out_features = in_features, width, out_features
+        self.init = init
+        self._init = inits.resolve(init)
+
+    def hidden(self, depth: int) -> nn.Module:
+        """`(batch, in_features or width)` → `(batch, width)`."""
+        if depth == 1:
+            return nn.Linear(self.in_features, self.width)
+        return DUNBlock(self.width, self._init)
+
+    def head(self, depth: int) -> nn.Module:
+        """`(batch, width)` → `(batch, out_features)`."""
+        return nn.Linear(self.width, self.out_features)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        if not isinstance(self.init, str):
+            raise NotImplementedError("init is a callable, which a file does not carry")
+        return {
+            "in_features": self.in_features,
+            "width": self.width,
+            "out_features": self.out_features,
+            "init": self.init,
+        }
+
+
+class DUNBlock(nn.Module):
+    """h + BN(ReLU(W h + b)): `(batch, width)` → `(batch, width)`."""
+
+    def __init__(self, width: int, init: inits.Init):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        init(self.linear)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The block's sum."""
+        normed: Tensor = self.norm(self.linear(input).relu())
+        return input + normed
+
+
+def dun(
+    in_features: int,
+    width: int,
+    out_features: int,
+    likelihood: Likelihood,
+    *,
+    max_depth: int = 10,
+    init: str | inits.Init = "default",
+    seed: int = 0,
+) -> UDN:
+    """DUN as the paper's authors ran it: dense layers 1 … D, no normalisation, a shared head."""
+    layers = Dense(in_features, width, out_features, init=init, shares_head=True)
+    return UDN(layers, likelihood, FiniteDepth(max_depth), UniformDepth(max_depth), seed=seed)
+
+
+def dun_original(
+    in_features: int,
+    width: int,
+    out_features: int,
+    likelihood: Likelihood,
+    *,
+    blocks: int = 10,
+    init: str | inits.Init = "default",
+    seed: int = 0,
+) -> UDN:
+    """DUN as its own paper defines it: 0 … `blocks` residual blocks with batch normalisation.
+
+    The weights have the same prior here as everywhere else in this library, where the original
+    uses a weight decay.
+    """
+    layers = DUNLayers(in_features, width, out_features, init)
+    depths = blocks + 1
+    return UDN(layers, likelihood, FiniteDepth(depths), UniformDepth(depths), seed=seed)
