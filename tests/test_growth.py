@@ -130,7 +130,7 @@ def test_groups_without_a_home_for_newborns_are_refused():
         [{"params": model.depth.parameters()}, {"params": [nn.Parameter(torch.zeros(1))]}], lr=0.1
     )
     set_rate(model, 3.0)
-    with pytest.raises(ValueError, match="no group of the optimiser holds the hidden.*'hidden'"):
+    with pytest.raises(ValueError, match=r"no group of the optimiser holds the hidden.*'hidden'"):
         growth.grow(model, optimizer)
 
 

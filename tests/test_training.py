@@ -125,6 +125,22 @@ def test_weights_count_rows():
     torch.testing.assert_close(one.expected_log_lik, other.expected_log_lik)
 
 
+def test_validation_rows_count_as_often_as_their_weights_say():
+    x, y = classes(30)
+    weights = torch.arange(30) % 3
+    repeated = torch.repeat_interleave(torch.arange(30), weights)
+    result = quick(
+        classifier(),
+        x,
+        y,
+        validation=(x, y, weights.double()),
+        monitor={"repeated": (x[repeated], y[repeated])},
+    )
+    for name in ("accuracy", "log_score"):
+        values = (result.history[f"val_{name}"], result.history[f"repeated_{name}"])
+        assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
 def test_best_epoch_is_restored_with_its_depth():
     """The model afterwards is the one of the best epoch, layers born later are gone."""
     x, y = classes(64)
