@@ -248,7 +248,7 @@ class UDNEstimator(BaseEstimator):
         return self.layers(in_features, out_features)
 
     def _inputs(self, x: Array) -> torch.Tensor:
-        scaled = torch.from_numpy(self.input_scaling_.apply(x))
+        scaled = torch.from_numpy(np.ascontiguousarray(self.input_scaling_.apply(x)))
         return scaled.long() if self.model_.layers.integer_inputs else scaled
 
     def _targets(self, y: Array) -> Array:

@@ -43,7 +43,8 @@ def merge(x: Array, y: Array, weights: Array) -> Rows:
     counts = np.bincount(group[order], weights[order], first.size)
     if first.size == 1:  # training wants two rows: the same twice, each for half
         first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
-    return Rows(x[first], y[first], counts)
+    # In C order whatever the order of the table was: sums over it are then the same.
+    return Rows(np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts)
 
 
 def split(

@@ -122,8 +122,10 @@ class Categorical(ClassLikelihood):
         by_class = outputs.transpose(1, 2)  # softmax along a strided axis is the fast one
         return -F.cross_entropy(by_class, y.expand(depth, batch), reduction="none")
 
-    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """d log softmax(Ω)_y / dΩ_c = [c = y] − softmax(Ω)_c."""
+        if type(self).log_prob is not Categorical.log_prob:
+            return None  # a subclass with a log_prob of its own has another slope
         by_class = self.class_log_probs(outputs)
         index = y.expand(by_class.shape[0], 1, -1)
         log_lik = by_class.gather(1, index).squeeze(1)
