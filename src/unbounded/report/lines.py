@@ -4,7 +4,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, drawable, finite, inner_ticks, log_ticks, number, trimmed, widened
+from unbounded.report.axes import (
+    Scale,
+    drawable,
+    finite,
+    inner_ticks,
+    log_ticks,
+    number,
+    trimmed,
+    widened,
+)
 
 Series = tuple[Sequence[float], Sequence[float]]
 Mark = float | tuple[float, str]

@@ -50,7 +50,7 @@ def scatter_chart(
     else:
         y_axis, y_range = trimmed(min(ys, default=0.0), max(ys, default=1.0), 4)
         low, high = _padded(xs)
-        x_axis = inner_ticks(low, high, 6, integers=integer_x)
+        x_axis = inner_ticks(low, high, 8 if integer_x else 5, integers=integer_x)
     plot = draw.plot_area(draw.tick_labels(y_axis, False))
     to_x = Scale(low, high, plot.left, plot.right)
     to_y = Scale(*y_range, plot.bottom, plot.top)

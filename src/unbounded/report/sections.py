@@ -137,6 +137,8 @@ def elbo_terms(history: "History") -> Section:
         "what the weights and the depth cost under their priors. All in nats, for the whole "
         "training set."
     )
+    if history.births:
+        text += " A new layer knows nothing at first: peaks often mark a birth."
     return Section("What was optimised", text, [figure])
 
 
