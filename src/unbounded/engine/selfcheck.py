@@ -65,12 +65,13 @@ def _compare(title: str, make: Callable[[], list[UDN]], device: torch.device) ->
     good = True
     start = time.perf_counter()
     models, depth, captured = _train(make(), device, None)
+    double = models[0].anchor.dtype == torch.float64
     if device.type == "cuda":
         eager, _, _ = _train(make(), device, False)
-        good &= _say(f"{title}: graphs = eager ({captured} captured)", _gap(models, eager), 1e-9)
+        limit = 1e-9 if double else 1e-5  # captured products may add up in another order
+        good &= _say(f"{title}: graphs = eager ({captured} captured)", _gap(models, eager), limit)
     again, _, _ = _train(make(), device, None)
     good &= _say(f"{title}: two runs agree", _gap(models, again), 0.0)
-    double = models[0].anchor.dtype == torch.float64
     lone = make()
     births = 0
     for index, model in enumerate(lone):
