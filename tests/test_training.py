@@ -377,6 +377,19 @@ def test_non_finite_loss_names_step_and_term():
     assert all(torch.isfinite(p).all() for p in model.parameters())  # the best epoch is back
 
 
+def test_training_after_predicting(tmp_path):
+    """What is remembered while predicting in inference mode can be trained with afterwards."""
+    x, y = classes(32)
+    ub.save(classifier(), tmp_path / "m")
+    for use in (lambda m: m.predict(x), lambda m: m.elbo(x, y, 32)):
+        model = ub.load(tmp_path / "m")
+        with torch.inference_mode():
+            use(model)
+        model.elbo(x, y, 32).loss(32).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        quick(model, x, y)
+
+
 def test_double_and_single_agree():
     x, y = classes(64)
     single, double = classifier(), classifier().double()

@@ -182,8 +182,9 @@ class UDN(nn.Module):
         cached = self._log_prior
         stale = cached is None or cached.shape[0] != last
         if cached is None or stale or cached.device != like.device or cached.dtype != like.dtype:
-            depths = torch.arange(1, last + 1, device=like.device)
-            cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
+            with torch.inference_mode(False):  # kept beyond a caller's inference mode
+                depths = torch.arange(1, last + 1, device=like.device)
+                cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
         return cached[first - 1 :] if first > 1 else cached
 
 
