@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unbounded.layers import fused
 from unbounded.layers.dense import DenseLayer
-from unbounded.layers.fused import dense_outputs
 
 
 class LayerError(ValueError, RuntimeError):
@@ -60,7 +60,10 @@ class Network(nn.Module):
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
         active = self.active(last, first)
         if active.takes(x):
-            return dense_outputs(x, active.hidden_parameters, active.head_parameters, first)
+            hidden, heads = active.hidden_parameters, active.head_parameters
+            if not torch.is_grad_enabled():
+                return fused.forward(x, hidden, heads, first)[0]
+            return fused.dense_outputs(x, hidden, heads, first)
         states = self._states(x, active)[first - 1 :]
         if active.stackable and all(s.dim() == 2 and s.shape == states[0].shape for s in states):
             return self._stacked_heads(states, active, first)

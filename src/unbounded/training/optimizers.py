@@ -30,13 +30,18 @@ class Adam(torch.optim.Adam):
         gathered: list[_Gathered] = self.__dict__.setdefault("_gathered", [])
         if len(gathered) != len(self.param_groups):
             gathered[:] = [_Gathered() for _ in self.param_groups]
-        for group, lists in zip(self.param_groups, gathered, strict=True):
-            active = [p for p in group["params"] if p.grad is not None]
+        steps: list[Tensor] = []
+        actives = [[p for p in g["params"] if p.grad is not None] for g in self.param_groups]
+        for active, lists in zip(actives, gathered, strict=True):
+            if active:
+                if not lists.fits(active, self.state) and not lists.gather(active, self.state):
+                    return _HOOKED_STEP(self)  # somebody's first step: torch sets the state up
+                steps += lists.steps
+        if steps:
+            torch._foreach_add_(steps, 1)
+        for group, active, lists in zip(self.param_groups, actives, gathered, strict=True):
             if not active:
                 continue
-            if not lists.fits(active, self.state) and not lists.gather(active, self.state):
-                return _HOOKED_STEP(self)  # somebody's first step: torch sets the state up
-            torch._foreach_add_(lists.steps, 1)
             beta1, beta2 = group["betas"]
             torch._fused_adam_(
                 active,
