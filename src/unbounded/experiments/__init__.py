@@ -14,4 +14,13 @@ class Study(NamedTuple):
     about: str
 
 
-STUDIES: dict[str, Study] = {}
+STUDIES: dict[str, Study] = {
+    "spiral": Study(
+        "unbounded.experiments.spiral",
+        "Table 1 and the figures of accuracy and depth on the spirals",
+    ),
+    "theorem": Study(
+        "unbounded.experiments.theorem",
+        "the truncated Poisson family: the appendix's figure and Theorem 1",
+    ),
+}
