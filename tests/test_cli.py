@@ -387,6 +387,26 @@ def test_predictions_go_where_they_are_asked_for(files, tmp_path, capsys):
     assert listing(tmp_path) == {"p.csv", "p.csv.gz", "p.tsv", "p.parquet", "p.jsonl"}
 
 
+def test_columns_that_are_kept_stay_what_they_were(files, tmp_path, capsys, monkeypatch):
+    frame = pd.concat([pd.read_csv(files / "new.csv")] * 10, ignore_index=True)
+    frame["when"] = pd.Timestamp("2020-01-02")
+    frame["gaps"] = pd.array([1, None] * 350, dtype="Int64")
+    frame["late"] = [None] * 600 + ["here"] * 100
+    frame.to_parquet(tmp_path / "t.parquet")
+    monkeypatch.setattr(reading, "_CELLS", 0)  # "late" is empty in the whole first chunk
+    base = ("predict", files / "number.udn", tmp_path / "t.parquet", "--keep", "id,when,gaps,late")
+    lines = ok(capsys, *base).splitlines()
+    assert lines[1].startswith("100,2020-01-02,1,,")
+    assert lines[700].split(",")[3] == "here"
+    ok(capsys, *base, "--out", tmp_path / "p.parquet")
+    got = pd.read_parquet(tmp_path / "p.parquet")
+    assert got["id"].tolist() == frame["id"].tolist()
+    assert got["late"].isna().sum() == 600
+    frame.assign(mean=1).to_parquet(tmp_path / "t.parquet")
+    said = fails(capsys, *base[:3], "--keep", "mean")
+    assert "--keep mean" in said
+
+
 def test_an_error_in_a_late_row_leaves_no_predictions(files, tmp_path, capsys, monkeypatch):
     frame = pd.concat([pd.read_csv(files / "new.csv")] * 10).astype({"x": object})
     frame.iloc[650, frame.columns.get_loc("x")] = "tall"

@@ -89,9 +89,10 @@ def run(options: argparse.Namespace) -> None:
     with _sink(out, options.json) as sink:
         with console.progress("predicting", table.num_rows) as progress:
             for _, frame, x in model.chunks(table, progress):
-                columns = {name: frame[name].to_numpy(object) for name in keep}
-                columns |= _predictions(model, x, options.interval, options.parts)
-                sink.write(columns)
+                columns = _predictions(model, x, options.interval, options.parts)
+                _check_kept(keep, columns)
+                kept = {name: frame[name].reset_index(drop=True) for name in keep}
+                sink.write(kept | columns)
                 rows += len(x)
         if rows == 0:
             from unbounded.data.tables import TableError
@@ -107,6 +108,12 @@ def _kept(given: list[str], table: Any) -> list[str]:
 
     wanted = _names("keep", given, table)
     return [name for name in table.names if name in wanted]
+
+
+def _check_kept(keep: list[str], columns: dict[str, Any]) -> None:
+    both = [name for name in keep if name in columns]
+    if both:
+        raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
 
 
 def _predictions(model: "TableModel", x: Any, interval: float, parts: bool) -> dict[str, Any]:
@@ -155,7 +162,7 @@ class TextSink:
         """Append rows; the header comes with the first."""
         from unbounded.data.tables.reading import pandas
 
-        frame = pandas().DataFrame(columns)
+        frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
         first, self.names = not self.names, list(columns)
         if self.kind == "jsonl":
             frame.to_json(self.file, orient="records", lines=True, double_precision=9)
@@ -169,6 +176,15 @@ class TextSink:
             float_format="%.8g",
             lineterminator="\n",
         )
+
+
+def _whole(values: Any) -> Any:
+    """Whole numbers that were kept as such: Parquet's are read as floating-point numbers."""
+    if not hasattr(values, "reset_index") or values.dtype.kind != "f":
+        return values
+    there = values.dropna()
+    whole = bool(((there == there.round()) & (there.abs() < 2**53)).all())
+    return values.astype("Int64") if whole else values
 
 
 class ParquetSink:
