@@ -169,6 +169,7 @@ class Population:
         self._lr = self.rates.to(self.device, copy=True)
         self._depth_lr = self.depth_rates.to(self.device, copy=True)
         self._movement = torch.zeros_like(self._depth_lr)
+        self._most = 0.0  # the longest way of λ over its rate, as `_movement` has it
 
     def _build(self) -> None:
         """The stacked parts, and the state of every member."""
@@ -382,7 +383,10 @@ class Population:
         longest = self.optimizer.longest_step
         if math.isfinite(longest):
             factor = max(self._factor_of(self.epoch), self._factor_of(self.epoch + 1))
-            self._movement.copy_(self.depth_rates * (factor * longest * self._stride(factor)))
+            most = factor * longest * self._stride(factor)
+            if most != self._most:
+                self._movement.copy_(self.depth_rates * most)
+                self._most = most
         if not first:
             self._runner("look", self._look)
             reach, outgrown, alive = self._status.tolist()

@@ -149,7 +149,7 @@ def scatter_panels(
     """Small squares of points side by side, each with its name; groups are (xs, ys, colour)."""
     rows = -(-len(panels) // columns)
     columns = min(columns, len(panels))
-    size = (20 + columns * (panel + 14), 44 + rows * (panel + 32))
+    size = (max(460, 20 + columns * (panel + 14)), 44 + rows * (panel + 32))
     parts = [_text(14, 24, title, size=15, weight=600)]
     for index, (name, groups) in enumerate(panels.items()):
         left = 14 + (index % columns) * (panel + 14)

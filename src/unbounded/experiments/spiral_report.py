@@ -97,7 +97,9 @@ def write(out: Path, results: Row) -> list[Path]:
 
 def data_figure(omegas: Sequence[float]) -> str:
     """Training parts of some of the spirals."""
-    chosen = [omega for omega in omegas if omega in SHOWN] or list(omegas)[:8]
+    chosen = list(omegas)
+    if len(chosen) > len(SHOWN):
+        chosen = [omega for omega in omegas if omega in SHOWN] or chosen[: len(SHOWN)]
     panels = {}
     for omega in chosen:
         x, y = spiral(omega)
@@ -128,6 +130,7 @@ def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, l
             colour,
             2.6 if model == "udn" else 1.6,
         )
+    low = min((min(line.low or line.ys) for line in lines.values()), default=50.0)
     limits = {r["omega"]: 100 * r["test_accuracy"] for r in references if r["model"] == "bayes"}
     if limits:
         lines["limit"] = figures.Line(
@@ -139,7 +142,7 @@ def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, l
         title=f"Test accuracy on D(ω), {_init(init)}, rate {lr:g}",
         x_label="rotation speed ω",
         y_label="test accuracy, %",
-        y_range=(45, 101),
+        y_range=(5 * (low // 5), 101),
     )
 
 

@@ -1,0 +1,344 @@
+"""The spiral study and the check of the theorem, from the command to the files."""
+
+import argparse
+import json
+import math
+import os
+import signal
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+import unbounded as ub
+from unbounded.baselines import (
+    DUNLayers,
+    bayes_accuracy,
+    dun,
+    dun_original,
+    nearest_neighbours,
+    rbf_svm,
+)
+from unbounded.data import spiral
+from unbounded.experiments import STUDIES, figures, records, spiral_report, theorem
+from unbounded.experiments import spiral as study
+
+TINY = [
+    "--omegas",
+    "1",
+    "9",
+    "--seeds",
+    "2",
+    "--epochs",
+    "3",
+    "--width",
+    "4",
+    "--device",
+    "cpu",
+    "--no-references",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    study.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def run(out, *words: str) -> dict:
+    return study.run(options(*TINY, "--out", str(out), *words))
+
+
+def test_studies_are_where_the_registry_says():
+    import importlib
+
+    for name in ("spiral", "theorem"):
+        module = importlib.import_module(STUDIES[name].module)
+        assert callable(module.add_arguments)
+        assert callable(module.run)
+
+
+def test_the_study_from_end_to_end(tmp_path, capsys):
+    words = [
+        "--models",
+        "udn",
+        "omega1-2",
+        "dun10",
+        "dun10-original",
+        "--init",
+        "default",
+        "he",
+        "--lr",
+        "0.005",
+        "0.01",
+    ]
+    results = run(tmp_path, *words)
+    runs = results["runs"]
+    assert len(runs) == 2 * 2 * 5 * 2 * 2  # initialisations, rates, models, speeds, seeds
+    assert {r["model"] for r in runs} == {"udn", "omega1", "omega2", "dun10", "dun10-original"}
+    assert all(0 <= r["test_accuracy"] <= 1 and r["stopped"] == ["epochs"] for r in runs)
+    assert all(r["depth_mean"] == 2 for r in runs if r["model"] == "omega2")
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["runs"] == runs
+    assert written["configuration"]["lr"] == [0.005, 0.01]
+    assert {"torch", "python", "device"} <= written["versions"].keys()
+    assert set(written["seconds"]["training"]) == {
+        f"{kind}-{init}"
+        for kind in ("udn", "omega", "dun10", "dun10-original")
+        for init in ("default", "he")
+    }
+    assert not (tmp_path / "parts").exists()
+    for path in tmp_path.glob("*.svg"):
+        root = ElementTree.fromstring(path.read_text())
+        assert root.tag.endswith("svg")
+        assert "nan" not in path.read_text()
+    drawn = {path.name for path in tmp_path.glob("*.svg")}
+    assert {"data.svg", "accuracy-he-lr0.01.svg", "depth-default-lr0.005.svg"} <= drawn
+    table = (tmp_path / "table.md").read_text()
+    assert "| UDN | 91.7 ± 1.1 |" in table
+    assert "DUN-10 (UDN authors’ variant) | 90.5 ± 0.7 |" in table
+    assert "as its own paper defines it" in table
+    assert "results.json" in capsys.readouterr().out
+
+
+def test_equal_seeds_give_equal_numbers_and_other_seeds_others(tmp_path):
+    first = run(tmp_path / "a", "--models", "udn", "omega2")["runs"]
+    again = run(tmp_path / "b", "--models", "udn", "omega2", "--chunk", "3")["runs"]
+    assert first == again
+    by_seed = [r["test_log_score"] for r in first if (r["model"], r["omega"]) == ("udn", 9.0)]
+    assert by_seed[0] != by_seed[1]
+
+
+def test_a_run_of_the_study_is_what_fit_does_with_one_model(tmp_path):
+    row = run(tmp_path, "--models", "udn", "--init", "he")["runs"][3]
+    assert (row["omega"], row["seed"]) == (9.0, 1)
+    model = ub.UDN(ub.Dense(2, 4, 2, init="he"), ub.Categorical(2), seed=1)
+    parts = [spiral(9.0, part=part, seed=1) for part in ("train", "validation", "test")]
+    result = ub.fit(model, *parts[0], validation=parts[1], epochs=3)
+    prediction = ub.predict(model, parts[2][0])
+    accuracy = float((prediction.classes == parts[2][1]).float().mean())
+    assert row["test_accuracy"] == pytest.approx(accuracy, abs=2e-3)
+    assert row["depth_mean"] == pytest.approx(model.depth.mean(), abs=1e-3)
+    assert row["best_epoch"] == [result.best_epoch]
+
+
+def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch):
+    words = ["--models", "udn", "omega2"]
+    expected = run(tmp_path / "whole", *words)["runs"]
+    real = study.fit_population
+
+    def interrupted(models, *arguments, **keywords):
+        def stop(population):
+            if population.epoch == 2 and type(models[0].depth) is ub.FixedDepth:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return real(models, *arguments, on_epoch=stop, **keywords)
+
+    monkeypatch.setattr(study, "fit_population", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", *words)
+    left = {path.name for path in (tmp_path / "parts" / "parts").iterdir()}
+    assert "udn-default.json" in left
+    assert "omega-default.safetensors" in left
+    assert "omega-default.json" not in left
+
+    epochs = []
+
+    def counted(models, *arguments, **keywords):
+        def count(population):
+            epochs.append(population.epoch)
+
+        return real(models, *arguments, on_epoch=count, **keywords)
+
+    monkeypatch.setattr(study, "fit_population", counted)
+    with pytest.raises(ValueError, match="cannot resume: epochs"):
+        run(tmp_path / "parts", *words, "--resume", "--epochs", "5")
+    assert run(tmp_path / "parts", *words, "--resume")["runs"] == expected
+    assert epochs == [3]  # the UDNs were done, the others had one epoch to go
+
+
+def test_what_is_offered_to_all(tmp_path):
+    plain = run(tmp_path / "a", "--models", "udn", "omega2")["runs"]
+    words = ["--members", "2", "--average", "0.9", "--schedule", "cosine"]
+    helped = run(tmp_path / "b", "--models", "udn", "omega2", *words)["runs"]
+    for before, after in zip(plain, helped, strict=True):
+        assert before["test_log_score"] != after["test_log_score"]
+        assert len(after["best_epoch"]) == 2
+    assert (
+        "For every network: average 0.9, members 2, schedule cosine"
+        in (tmp_path / "b" / "table.md").read_text()
+    )
+
+
+def test_an_ensemble_averages_probabilities(tmp_path):
+    settings = study.settings_of(options(*TINY, "--models", "omega1", "--members", "2"))
+    one = study.groups(settings)[0].runs[0]
+    models = [study.build(one, settings, member) for member in range(2)]
+    assert [m.seed for m in models] == [0, 1000]
+    x, y = one.data("test")
+    mean = sum(ub.predict(m, x).probs for m in models) / 2
+    result = ub.engine.MemberResult(ub.training.History(), 1, 0.5, "epochs", {"val_accuracy": 0.5})
+    row = study._score(one, models, [result, result], (x, y))
+    assert row["test_accuracy"] == pytest.approx(float((mean.argmax(1) == y).float().mean()))
+
+
+def test_names_and_settings():
+    settings = study.settings_of(options("--models", "omega2-4", "udn", "omega3"))
+    assert settings.models == ("omega2", "omega3", "omega4", "udn")
+    assert settings.omegas == (0, 1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+    assert (settings.seeds, settings.epochs, settings.lr, settings.width) == (5, 4000, (0.005,), 32)
+    quick = study.settings_of(options("--quick"))
+    assert quick.epochs < 1000
+    assert len(quick.omegas) <= 4
+    assert study.settings_of(options("--quick", "--epochs", "7")).epochs == 7
+    for word in ("omega0", "omega4-2", "dun", "omega"):
+        with pytest.raises(ValueError, match=f"there is no '{word}'"):
+            study.settings_of(options("--models", word))
+    with pytest.raises(ValueError, match="--seeds must be at least 1"):
+        study.settings_of(options("--seeds", "0"))
+
+
+def test_populations_hold_one_architecture_each():
+    settings = study.settings_of(options("--seeds", "2"))
+    groups = study.groups(settings)
+    assert [g.name for g in groups] == ["udn-default", "omega-default", "dun10-default"]
+    assert [len(g.runs) for g in groups] == [34, 340, 34]
+    for group in groups:
+        first, last = (study.build(r, settings) for r in (group.runs[0], group.runs[-1]))
+        assert first.layers.config() == last.layers.config()
+
+
+def test_summary_is_the_mean_over_speeds_then_over_seeds():
+    accuracies = {(0.0, 0): 0.9, (1.0, 0): 0.7, (0.0, 1): 1.0, (1.0, 1): 0.8}
+    runs = [
+        {"model": "udn", "init": "he", "lr": 0.1, "omega": o, "seed": s, "test_accuracy": a}
+        for (o, s), a in accuracies.items()
+    ]
+    (row,) = spiral_report.summary(runs, [])
+    assert row["mean"] == pytest.approx(85.0)
+    assert row["sd"] == pytest.approx(np.std([80, 90], ddof=1), abs=1e-3)
+    runs[0]["stopped"] = ["diverged"]
+    assert spiral_report.summary(runs, [])[0]["stopped"] == ["diverged"]
+
+
+def test_identity_layers_hand_on_what_they_are_given():
+    layers = ub.Dense(2, 32, 2, init=study.identity)
+    torch.manual_seed(0)
+    state = torch.rand(50, 32)
+    handed_on = layers.hidden(5)(state)
+    assert torch.corrcoef(torch.stack([state.flatten(), handed_on.flatten()]))[0, 1] > 0.8
+    assert layers.hidden(1).weight.shape == (32, 2)
+
+
+def test_dun_as_its_own_paper_defines_it():
+    model = dun_original(2, 8, 2, ub.Categorical(2), blocks=3)
+    x = torch.randn(40, 2)
+    model.train()
+    outputs = model(x)
+    assert outputs.shape == (4, 40, 2)  # stops before the first block, or after 1, 2, 3
+    head = model.network.heads["1"]
+    torch.testing.assert_close(outputs[0], head(model.network.hidden["1"](x)))
+    state = model.network.hidden["1"](x)
+    block = model.network.hidden["2"]
+    normed = torch.nn.functional.batch_norm(block.linear(state).relu(), None, None, training=True)
+    torch.testing.assert_close(outputs[1], head(state + normed), rtol=1e-4, atol=1e-4)
+    assert DUNLayers(2, 8, 2, init="he").config()["init"] == "he"
+    theirs = dun(2, 8, 2, ub.Categorical(2), max_depth=3)
+    assert theirs.network.shares_head
+    assert theirs.depth.max_depth() == 3
+
+
+def test_the_limit_agrees_with_samples_classified_by_their_density():
+    omega, noise = 9.0, 0.08  # enough noise for the branches to overlap
+    x, y = spiral(omega, 4000, seed=5, noise=noise)
+    t = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    u = t.sqrt()
+    angle = omega * u * math.pi / 2
+    curve = torch.stack([u * angle.cos(), u * angle.sin()], 1)
+
+    def density(points):
+        return torch.exp(-(torch.cdist(points, curve) ** 2) / (2 * noise**2)).mean(1)
+
+    guess = (density(x.double()) > density(-x.double())).long()
+    accuracy = float((guess == y).double().mean())
+    assert 0.7 < accuracy < 0.99
+    assert bayes_accuracy(omega, noise) == pytest.approx(accuracy, abs=0.015)  # 2.5 s.e.
+    assert bayes_accuracy(30) < bayes_accuracy(20) < bayes_accuracy(2) <= 1
+    assert bayes_accuracy(0) > 0.999
+    with pytest.raises(ValueError, match="apart"):
+        bayes_accuracy(1, points=50)
+
+
+def test_references_choose_on_the_validation_part():
+    train, validation, test = (spiral(4, 300, part=p) for p in ("train", "validation", "test"))
+    assert nearest_neighbours(train, validation, test)["test_accuracy"] > 0.97
+    chosen = rbf_svm(train, validation, test, penalties=(100.0,), widths=(1e-6, 30.0))
+    assert chosen["gamma"] == 30.0
+    assert chosen["test_accuracy"] > 0.97
+
+
+def test_theorem_figure_and_checks(tmp_path, capsys):
+    parser = argparse.ArgumentParser()
+    theorem.add_arguments(parser)
+    result = theorem.run(parser.parse_args(["--out", str(tmp_path)]))
+    assert len(result["figure"]["slack"]) == 70
+    assert result["figure"]["smallest"] >= 0
+    assert result["sweep"]["violations"] == 0
+    assert max(row["rate"] for row in result["rates"]) == 1e5
+    for row in result["rates"]:
+        assert all(row[claim] for claim in theorem._CLAIMS), row
+    assert "NO" not in capsys.readouterr().out
+    ElementTree.fromstring((tmp_path / "truncated-poisson.svg").read_text())
+    assert json.loads((tmp_path / "theorem.json").read_text())["rates"] == result["rates"]
+
+
+def test_the_checks_of_the_theorem_can_fail(monkeypatch):
+    monkeypatch.setattr(theorem, "poisson_quantile", lambda rate, quantile: int(2 * rate + 9))
+    row = theorem.check(50.0)
+    assert not row["bounds_hold"]
+    assert not row["is_the_quantile"]
+    assert theorem.sweep(20)["violations"] > 0
+    assert "NO" in theorem.table([row])
+
+
+def test_figures_are_drawn_where_the_numbers_are():
+    values = [1.0, 4.0, 2.0, 8.0, 5.0]
+    for level in (0.25, 0.5, 0.75):
+        assert figures._quantile(sorted(values), level) == np.quantile(values, level)
+    assert figures._ticks(0, 30) == [0, 5, 10, 15, 20, 25, 30]
+    assert figures._ticks(45, 101) == [50, 60, 70, 80, 90, 100]
+    text = figures.line_figure(
+        [0, 10],
+        {"a & b": figures.Line([0.0, 1.0], [0.0, 0.5], [0.0, 1.5])},
+        title="<t>",
+        x_label="x",
+        y_label="y",
+        y_range=(0, 2),
+    )
+    root = ElementTree.fromstring(text)
+    path = next(e for e in root.iter() if e.tag.endswith("path")).attrib["d"]
+    assert path == "M58.0 374.0L554.0 218.0"  # the corners of the axes, half way up
+    assert "a & b" in {e.text for e in root.iter() if e.tag.endswith("text")}
+    gap = figures.line_figure(
+        [0, 1, 2], {"a": figures.Line([1.0, math.nan, 1.0])}, title="", x_label="", y_label=""
+    )
+    assert gap.count("M") == 2
+
+
+def test_records_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a" / "b.json"
+    records.write_json(path, {"x": 1, "rows": [{"a": 1}, {"a": (2, 3)}]})
+    assert records.read_json(path) == {"x": 1, "rows": [{"a": 1}, {"a": [2, 3]}]}
+    with pytest.raises(TypeError):
+        records.write_json(path, {"x": object()})
+    assert records.read_json(path)["x"] == 1
+    assert [p.name for p in path.parent.iterdir()] == ["b.json"]
