@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shlex
 import shutil
 import sys
 import types
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from unbounded import metrics
 from unbounded.cli import main
-from unbounded.cli.program import COMMANDS
+from unbounded.cli.program import COMMANDS, build_parser
 from unbounded.data.tables import Encoding, reading
 from unbounded.files import read_header
 
@@ -761,6 +762,19 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert stop.value.code == 0
     assert f"unbounded {command}" in out
     assert ("examples:" in out) or command == "reproduce"
+
+
+def test_the_commands_in_the_documentation_are_commands():
+    page = Path(__file__).parent.parent / "docs" / "command_line.md"
+    lines = [part for line in page.read_text().splitlines() for part in line.split("; ")]
+    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ unbounded ")]
+    commands += [line for line in lines if line.startswith("unbounded ")]
+    assert {command.split()[1] for command in commands} >= {
+        *("fit", "predict", "evaluate", "inspect", "report")
+    }
+    for command in commands:
+        options = build_parser().parse_args(shlex.split(command)[1:])
+        assert options.command == command.split()[1]
 
 
 def test_demo_runs_from_the_command_line(tmp_path, capsys):
