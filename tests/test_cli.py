@@ -766,9 +766,9 @@ def test_every_command_has_help_with_an_example(capsys, command):
 
 def test_the_commands_in_the_documentation_are_commands():
     page = Path(__file__).parent.parent / "docs" / "command_line.md"
-    lines = [part for line in page.read_text().splitlines() for part in line.split("; ")]
-    commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ unbounded ")]
-    commands += [line for line in lines if line.startswith("unbounded ")]
+    typed = [line[2:] for line in page.read_text().splitlines() if line.startswith("$ ")]
+    parts = [part for line in typed for part in line.split("; ")]
+    commands = [part for part in parts if part.startswith("unbounded ")]
     assert {command.split()[1] for command in commands} >= {
         *("fit", "predict", "evaluate", "inspect", "report")
     }
