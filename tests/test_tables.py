@@ -113,6 +113,14 @@ def test_parquet_also_gzipped_has_the_types_it_was_written_with(tmp_path):
         assert read.numbers(got["whole"]).values.tolist() == [1, 2, 3]
 
 
+def test_columns_of_parquet_that_hold_no_plain_values_are_left_out(tmp_path):
+    frame = pd.DataFrame({"x": [{"a": 1}] * 20, "b": [b"1"] * 20, "n": range(20)})
+    frame.to_parquet(tmp_path / "t.parquet")
+    found = {name: p.column() for name, p in profile(Table(tmp_path / "t.parquet")).items()}
+    assert [found[name].why for name in ("x", "b")] == ["no plain values"] * 2
+    assert found["n"].kind == "number"
+
+
 def test_chunks_are_bounded_and_together_the_whole(tmp_path, monkeypatch):
     rows = 1234
     frame = pd.DataFrame({"i": range(rows), "word": [f"w{i % 7}" for i in range(rows)]})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unbounded.data.tables import values as read
-from unbounded.data.tables.reading import Table, TableError
+from unbounded.data.tables.reading import NO_VALUE, Table, TableError
 
 TRACKED = 20_000
 """How many different values of a column are counted; more are only known to be many."""
@@ -186,7 +186,8 @@ class Profile:
                 "leave them empty if they are unknown"
             )
         if distinct == 1 and self.missing == 0:
-            return found("dropped", "one value only")
+            nested = NO_VALUE in (self.levels or ())
+            return found("dropped", "no plain values" if nested else "one value only")
         if self.kinds == {"boolean"}:
             return found("boolean")
         if self.is_number and not category:

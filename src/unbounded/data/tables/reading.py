@@ -19,6 +19,8 @@ MISSING = (
     *("NULL", "Null", "null", "None", "none", "?", "-", "."),
 )
 
+NO_VALUE = "…"  # what stands for a value that is neither number nor text nor date
+
 _SAMPLE = 1 << 16  # bytes that are looked at to tell what a file is
 _CELLS = 1_500_000  # cells a chunk, about: what bounds the memory of everything that streams
 _DELIMITERS = (",", "\t", ";", "|")
@@ -300,7 +302,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _from_arrow(batch: Any) -> Any:
-    """A pandas frame of numbers, booleans, text and dates; what is none of these is text "…"."""
+    """A pandas frame of numbers, booleans, text and dates; what is none of these is NO_VALUE."""
     import pyarrow
     from pyarrow import compute, types
 
@@ -323,7 +325,7 @@ def _from_arrow(batch: Any) -> Any:
         elif types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
             series = column.cast(pyarrow.string()).to_pandas().astype(str_dtype())
         else:  # nested or binary: there, or missing
-            there = compute.if_else(compute.is_valid(column), "…", None)
+            there = compute.if_else(compute.is_valid(column), NO_VALUE, None)
             series = there.cast(pyarrow.string()).to_pandas().astype(str_dtype())
         columns[name] = series.set_axis(range(len(series)))
     return pd.DataFrame(columns)
