@@ -27,7 +27,7 @@ def model_page(
         table: the name of the file that these rows are from.
     """
     estimator, info = model.estimator, model.info
-    where = f"of {table}" if table else "held out"
+    where = f"of {table}" if table else "that were held out"
     references = {} if table else info.get("references", {})
     found = found or info.get("held_out")
     history = estimator.history_
@@ -39,7 +39,7 @@ def model_page(
         parts.append(_by_depth(found))
     parts.append(sections.depth_over_time(history))
     if found:
-        parts.append(_calibration(found, where))
+        parts.append(_calibration(found))
         if found.get("importance"):
             parts.append(_importance(found["importance"], found["task"]))
         parts.append(_uncertainty(found))
@@ -64,7 +64,7 @@ def evaluation_page(model: TableModel, found: dict[str, Any], table: str) -> str
         _facts(model, found),
         [
             _scores(model, found, {}, where),
-            _calibration(found, where),
+            _calibration(found),
             _by_depth(found),
             _uncertainty(found),
             _confusion(model, found) if "confusion" in found else _predicted(found),
@@ -77,7 +77,7 @@ def _subtitle(model: TableModel) -> str:
     what = (
         f"one of {len(target.classes)} classes"
         if target.is_classes
-        else "a number, with its uncertainty"
+        else "a number, with its uncertainty,"
     )
     return (
         f"A network learnt {what} from {info.get('rows', 0):,} rows of "
@@ -114,14 +114,14 @@ def _scores(
     (_, *headings), *body = score_rows(rows, model.target.is_classes)
     if model.target.is_classes:
         text = (
-            f"On {several(found['rows'], 'row')} {where}, none of them learnt from. Log score: "
+            f"On {several(found['rows'], 'row')} {where}. Log score: "
             "mean log probability of the class that came, higher is better. Brier score, expected "
             "calibration error (ECE) and area under the risk–coverage curve (AURC): lower is "
             "better."
         )
     else:
         text = (
-            f"On {several(found['rows'], 'row')} {where}, none of them learnt from. RMSE, MAE and "
+            f"On {several(found['rows'], 'row')} {where}. RMSE, MAE and "
             "CRPS are in the units of the target, NLL is in nats; lower is better, and higher for "
             "R². The last three: how many targets the central intervals held."
         )
@@ -140,7 +140,7 @@ def _by_depth(found: dict[str, Any]) -> Section:
     )
 
 
-def _calibration(found: dict[str, Any], where: str) -> Section:
+def _calibration(found: dict[str, Any]) -> Section:
     curve = found["calibration"]
     classes = found["task"] == "classification"
     if classes:
@@ -148,8 +148,8 @@ def _calibration(found: dict[str, Any], where: str) -> Section:
             curve["confidence"], curve["accuracy"], curve["count"], title="Reliability"
         )
         text = (
-            f"Of the rows {where} that were predicted with a given confidence, how many were "
-            "right. On the dashed line confidence can be taken at its word; below it the model "
+            "Of the rows that were predicted with a given confidence, how many were right. On the "
+            "dashed line confidence can be taken at its word; below it the model "
             f"is too sure of itself, above it too modest. ECE {found['scores']['ece']:.3f}."
         )
     else:
@@ -162,7 +162,7 @@ def _calibration(found: dict[str, Any], where: str) -> Section:
         )
         inside = found["scores"]["coverage_90"]
         text = (
-            f"How many targets {where} lie in central intervals of a given probability. On the "
+            "How many targets lie in central intervals of a given probability. On the "
             "dashed line the intervals hold what they promise; below it they are too narrow, "
             f"above it too wide. The 90 % intervals held {inside:.1%}."
         )
