@@ -605,6 +605,32 @@ def test_no_adam_step_is_longer_than_its_bound(seed, betas):
     assert (value - before).abs().max() > 0.5  # the bound is not idle
 
 
+def test_parts_of_ones_own_are_told_apart_by_what_is_known_of_them():
+    class Laplace(ub.Likelihood):
+        def __init__(self, scale):
+            super().__init__()
+            self.scale = scale
+
+        def log_prob(self, outputs, y):
+            return -(outputs[..., 0] - y[..., 0]).abs() / self.scale
+
+    def halved(linear):
+        linear.weight.data.mul_(0.5)
+
+    def model(seed, scale=1.0, init=halved):
+        return ub.UDN(ub.Dense(1, 4, 1, init=init), Laplace(scale), seed=seed).double()
+
+    x = torch.linspace(-1, 1, ROWS)[:, None]
+    together, alone = [model(0), model(1)], model(1)
+    fit_population(together, (x, x), epochs=3, batch_size=BATCH)
+    ub.fit(alone, x, x, epochs=3, batch_size=BATCH)
+    assert_same(together[1], alone)
+    with pytest.raises(ValueError, match="member 1 has likelihood"):
+        Population([model(0), model(1, scale=2.0)], (x, x), batch_size=BATCH)
+    with pytest.raises(ValueError, match="member 1 has layers"):
+        Population([model(0), model(1, init=lambda _: None)], (x, x), batch_size=BATCH)
+
+
 def test_extent_says_who_runs_which_layer():
     extent = Extent([None, 4, 3, 3, 1], [1, 1, 3, 3, 1], 5)
     assert extent.counts == [5, 4, 4, 2, 1]

@@ -686,8 +686,12 @@ def _check_options(
 
 
 def _description(part: Any) -> Any:
-    """What tells two architectures apart: kind and arguments, or the object where it has none."""
+    """What tells two architectures apart: kind and arguments, as far as they can be known."""
     try:
         return type(part).__name__, sorted(part.config().items(), key=str)
     except NotImplementedError:
-        return type(part).__name__, id(part)
+        pass
+    if isinstance(part, nn.Module):  # a likelihood of the user's own
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
+        return type(part).__name__, sorted(plain.items()), Shape.of(part)
+    return type(part).__name__, sorted(vars(part).items(), key=str)  # equal callables and sizes
