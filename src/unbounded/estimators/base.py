@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.depth import DepthFamily
 from unbounded.estimators.rows import Array, Rows, Scaling, merge, split
@@ -20,9 +23,17 @@ from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import History, fit, make_optimizer, step
+from unbounded.training.batches import batches
 
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
+
+# What "auto" means.
+STEPS = 3000
+"""Training steps that small and mid-size tables get at most."""
+MIN_EPOCHS, MAX_EPOCHS = 20, 200
+PATIENCE = 5
+"""Training stops after a fifth of its epochs without a better validation score."""
 
 
 class UDNEstimator(BaseEstimator):
@@ -41,12 +52,13 @@ class UDNEstimator(BaseEstimator):
         depth_prior: DepthPrior | None = None,
         weight_prior: WeightPrior | None = None,
         likelihood: Likelihood | None = None,
-        epochs: int = 300,
-        batch_size: int = 64,
-        lr: float = 0.005,
-        patience: int | None = 30,
-        validation_fraction: float = 0.1,
+        epochs: int | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        lr: float = 0.01,
+        patience: int | Literal["auto"] | None = "auto",
+        validation_fraction: float = 0.2,
         select: str = "log_score",
+        refit: bool = True,
         standardize: bool = True,
         random_state: Any = None,
         device: str | torch.device = "auto",
@@ -64,6 +76,7 @@ class UDNEstimator(BaseEstimator):
         self.patience = patience
         self.validation_fraction = validation_fraction
         self.select = select
+        self.refit = refit
         self.standardize = standardize
         self.random_state = random_state
         self.device = device
@@ -161,9 +174,15 @@ class UDNEstimator(BaseEstimator):
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
+        for name in ("epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value == "auto" or (value is None and name == "patience"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
 
     def _train(self, x: Array, y: Array, weights: Array, size: int) -> None:
-        """Merge, split, scale and fit.
+        """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
         Args:
             x: `(rows, feature)`.
@@ -176,64 +195,100 @@ class UDNEstimator(BaseEstimator):
         rows = merge(x, y, weights)
         classes = rows.y if rows.y.ndim == 1 else None
         training, held = split(len(rows.x), self.validation_fraction, classes, rng)
-        train, validation = rows.take(training), rows.take(held)
-        self._start(train, size, rng)
-        has_validation = len(held) > 0
+        seed = int(rng.randint(2**31 - 1))
+        epochs = self._epochs(len(training))
+        refit = self.refit and len(held) > 0
+        run = self._run(rows.take(training), rows.take(held), size, seed, epochs, anneal=not refit)
+        if not run.result.history.rows:
+            raise KeyboardInterrupt  # before the end of the first epoch: there is nothing to keep
+        first, stopped = run.result, run.result.stopped
+        refit_history = None
+        if refit and stopped != "interrupted":
+            again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
+            if again.result.stopped == "interrupted":
+                stopped = "interrupted"  # half a training: what the held-out rows chose is better
+            else:
+                run, refit_history = again, again.result.history
+        self._keep(run, len(x))
+        self.history_ = first.history
+        self.refit_history_ = refit_history
+        self.best_epoch_ = first.best_epoch
+        self.n_iter_ = len(first.history)
+        self.stopped_ = stopped
+
+    def _run(
+        self, train: Rows, held: Rows | None, size: int, seed: int, epochs: int, anneal: bool
+    ) -> "Run":
+        """One call of `unbounded.fit` with a new model, its scaling from the training rows."""
+        scalings = self._scalings(train)
+        model = self._build(train.x.shape[1], size, seed)
+        validation = None
+        patience = None
+        if held is not None and len(held.x):
+            validation = scalings.tensors(held, model)
+            patience = max(1, epochs // PATIENCE) if self.patience == "auto" else self.patience
+        x, y, weights = scalings.tensors(train, model)
         result = fit(
-            self.model_,
-            self._inputs(train.x),
-            self._targets(train.y),
-            weights=_weights(train),
-            validation=(
-                self._inputs(validation.x),
-                self._targets(validation.y),
-                _weights(validation),
-            )
-            if has_validation
-            else None,
-            epochs=self.epochs,
-            batch_size=min(self.batch_size, len(train.x)),
+            model,
+            x,
+            y,
+            weights=weights,
+            validation=validation,
+            epochs=epochs,
+            batch_size=self._batch_size(len(train.x)),
             lr=self.lr,
-            patience=self.patience if has_validation else None,
+            scheduler=(lambda optimizer: annealing(optimizer, epochs)) if anneal else None,
+            patience=patience,
             select=self.select,
             progress=bool(self.verbose),
         )
-        if not result.history.rows:
-            raise KeyboardInterrupt  # before the end of the first epoch: there is nothing to keep
-        self.history_ = result.history
-        self.best_epoch_ = result.best_epoch
-        self.n_iter_ = len(result.history)
-        self.stopped_ = result.stopped
-        self.n_rows_seen_ = len(x)
-        self.model_.eval()
+        return Run(model, scalings, result)
 
-    def _start(self, train: Rows, size: int, rng: np.random.RandomState) -> None:
-        """Scaling from the training rows and a new model."""
-        self.input_scaling_ = (
+    def _keep(self, run: "Run", rows: int) -> None:
+        self.model_ = run.model.eval()
+        self.input_scaling_ = run.scalings.inputs
+        if run.scalings.targets is not None:
+            self.target_scaling_ = run.scalings.targets
+        self.n_rows_seen_ = rows
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def _epochs(self, rows: int) -> int:
+        """As given, or as many as make `STEPS` steps, within bounds."""
+        if self.epochs != "auto":
+            return self.epochs
+        steps = -(-rows // self._batch_size(rows))
+        return min(max(-(-STEPS // steps), MIN_EPOCHS), MAX_EPOCHS)
+
+    def _batch_size(self, rows: int) -> int:
+        """As given, or a power of two that grows with the table; no more than there are rows."""
+        if self.batch_size != "auto":
+            return min(self.batch_size, rows)
+        return min(auto_batch_size(rows), rows)
+
+    def _scalings(self, train: Rows) -> "Scalings":
+        inputs = (
             Scaling.of(train.x, train.weights)
             if self.standardize
             else Scaling.none(train.x.shape[1])
         )
-        self._start_targets(train)
+        return Scalings(inputs, None)
+
+    def _build(self, in_features: int, size: int, seed: int) -> UDN:
         likelihood = (
             self._default_likelihood(size)
             if self.likelihood is None
             else copy.deepcopy(self.likelihood)
         )
         model = UDN(
-            self._layers(train.x.shape[1], likelihood.num_outputs(size)),
+            self._layers(in_features, likelihood.num_outputs(size)),
             likelihood,
             # Copies: training moves λ, and the arguments stay as they were given.
             copy.deepcopy(self.depth),
             copy.deepcopy(self.depth_prior),
             copy.deepcopy(self.weight_prior),
-            seed=int(rng.randint(2**31 - 1)),
+            seed=seed,
         )
-        self.model_ = model.to(resolve_device(self.device))
-        self._optimizer: torch.optim.Optimizer | None = None
-
-    def _start_targets(self, train: Rows) -> None:
-        """Learn the scaling of the targets, where there is one."""
+        return model.to(resolve_device(self.device))
 
     def _layers(self, in_features: int, out_features: int) -> Layers:
         if self.layers is None:
@@ -247,47 +302,43 @@ class UDNEstimator(BaseEstimator):
             )
         return self.layers(in_features, out_features)
 
-    def _inputs(self, x: Array) -> torch.Tensor:
-        scaled = torch.from_numpy(np.ascontiguousarray(self.input_scaling_.apply(x)))
-        return scaled.long() if self.model_.layers.integer_inputs else scaled
-
-    def _targets(self, y: Array) -> Array:
-        return y
-
     def _train_further(self, x: Array, y: Array, weights: Array, size: int) -> None:
         """One pass over new rows from where the model stands, for `partial_fit`."""
         rows = merge(x, y, weights)
         if not self.__sklearn_is_fitted__():
             self._check_arguments()
-            self._start(rows, size, check_random_state(self.random_state))
-            self.history_, self.best_epoch_, self.n_iter_ = History(), 0, 0
-            self.stopped_, self.n_rows_seen_ = "partial_fit", 0
+            rng = check_random_state(self.random_state)
+            model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
+            self._keep(Run(model, self._scalings(rows), None), 0)
+            self.history_, self.refit_history_ = History(), None
+            self.best_epoch_, self.n_iter_, self.stopped_ = 0, 0, "partial_fit"
         model = self.model_
         if self._optimizer is None:
             self._optimizer = make_optimizer(model, lr=self.lr)
         self.n_rows_seen_ += len(x)
-        inputs = self._inputs(rows.x).to(model.anchor.device)
-        if not model.layers.integer_inputs:
-            inputs = inputs.to(model.anchor.dtype)
-        targets = model.likelihood.check_targets(torch.as_tensor(self._targets(rows.y)))
-        targets = targets.to(model.anchor.device)
-        if targets.is_floating_point():
-            targets = targets.to(model.anchor.dtype)
-        counts = torch.as_tensor(rows.weights).to(inputs.device, model.anchor.dtype)
-        order = np.random.RandomState(self.n_rows_seen_ % 2**32).permutation(len(rows.x))
+        scalings = Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
+        batch_size = self._batch_size(len(rows.x))
+        order = torch.Generator().manual_seed(self.n_rows_seen_)
         model.train()
-        for piece in np.array_split(order, -(-len(order) // self.batch_size)):
-            index = torch.as_tensor(piece, device=inputs.device)
-            step(
+        try:
+            for batch in batches(
+                scalings.tensors(rows, model),
                 model,
-                self._optimizer,
-                inputs[index],
-                targets[index],
-                self.n_rows_seen_,
-                weights=counts[index],
-                at=" in partial_fit",
-            )
-        model.eval()
+                what="training",
+                batch_size=batch_size,
+                generator=order,
+            ):
+                step(
+                    model,
+                    self._optimizer,
+                    batch.x,
+                    batch.y,
+                    self.n_rows_seen_,
+                    weights=batch.weights,
+                    at=" in partial_fit",
+                )
+        finally:
+            model.eval()
 
     # Predicting
 
@@ -301,9 +352,10 @@ class UDNEstimator(BaseEstimator):
         x = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
         frozen: Frozen = self.model_.freeze().double()
         log_q = frozen.depth_probs.log()
+        scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
         for start in range(0, len(x), _PREDICTION_ROWS):
-            piece = self._inputs(x[start : start + _PREDICTION_ROWS])
+            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_)
             with torch.inference_mode():  # closed before the yield: it must not leak to the caller
                 outputs, _ = frozen(piece.to(device))
             yield frozen.likelihood.predict(outputs, log_q)
@@ -326,6 +378,42 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def _weights(rows: Rows) -> Array | None:
-    """None where every row counts once: the common case is spared a product."""
-    return None if (rows.weights == 1).all() else rows.weights
+def annealing(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
+    """The full rate for the first half of the epochs, then down to nothing in a line."""
+    return LambdaLR(optimizer, lambda epoch: min(1.0, 2 * (1 - epoch / epochs)))
+
+
+def auto_batch_size(rows: int) -> int:
+    """A power of two near the root of the number of rows, between 32 and 1024."""
+    return int(np.clip(2 ** round(np.log2(max(rows, 1)) / 2), 32, 1024))
+
+
+@dataclass
+class Scalings:
+    """How rows become tensors."""
+
+    inputs: Scaling
+    targets: Scaling | None  # none for classes
+
+    def x(self, x: Array, model: UDN) -> torch.Tensor:
+        """Inputs, `(rows, feature)`, in double precision or as integers."""
+        scaled = torch.from_numpy(np.ascontiguousarray(self.inputs.apply(x)))
+        return scaled.long() if model.layers.integer_inputs else scaled
+
+    def tensors(
+        self, rows: Rows, model: UDN
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Inputs, targets and weights, as `unbounded.fit` takes them."""
+        y = rows.y if self.targets is None else self.targets.apply(rows.y)
+        # No weights where every row counts once: the common case is spared a product.
+        weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)
+        return self.x(rows.x, model), torch.from_numpy(np.ascontiguousarray(y)), weights
+
+
+@dataclass
+class Run:
+    """A trained model with what its rows were scaled by."""
+
+    model: UDN
+    scalings: Scalings
+    result: Any  # a FitResult; none of partial_fit

@@ -1,7 +1,7 @@
 """A classifier of unbounded depth."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -32,12 +32,13 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         depth_prior: DepthPrior | None = None,
         weight_prior: WeightPrior | None = None,
         likelihood: Likelihood | None = None,
-        epochs: int = 300,
-        batch_size: int = 64,
-        lr: float = 0.005,
-        patience: int | None = 30,
-        validation_fraction: float = 0.1,
+        epochs: int | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        lr: float = 0.01,
+        patience: int | Literal["auto"] | None = "auto",
+        validation_fraction: float = 0.2,
         select: str = "log_score",
+        refit: bool = True,
         standardize: bool = True,
         class_weight: dict[Any, float] | str | None = None,
         random_state: Any = None,
@@ -57,6 +58,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             patience=patience,
             validation_fraction=validation_fraction,
             select=select,
+            refit=refit,
             standardize=standardize,
             random_state=random_state,
             device=device,

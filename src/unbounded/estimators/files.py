@@ -24,7 +24,8 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
         "n_features_in": estimator.n_features_in_,
         "feature_names_in": list(getattr(estimator, "feature_names_in_", [])) or None,
         "input_scaling": describe_scaling(estimator.input_scaling_),
-        "history": {"rows": estimator.history_.rows, "births": estimator.history_.births},
+        "history": _describe_history(estimator.history_),
+        "refit_history": _describe_history(estimator.refit_history_),
         "best_epoch": estimator.best_epoch_,
         "n_iter": estimator.n_iter_,
         "stopped": estimator.stopped_,
@@ -72,8 +73,10 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
         estimator.input_scaling_ = rebuild_scaling(
             described["input_scaling"], estimator.n_features_in_
         )
-        history = described["history"]
-        estimator.history_ = History(history["rows"], history["births"])
+        estimator.history_ = _rebuild_history(described["history"])
+        estimator.refit_history_ = described["refit_history"] and _rebuild_history(
+            described["refit_history"]
+        )
         estimator.best_epoch_ = described["best_epoch"]
         estimator.n_iter_ = described["n_iter"]
         estimator.stopped_ = described["stopped"]
@@ -94,3 +97,11 @@ def _arguments(estimator: UDNEstimator) -> dict[str, Any]:
     parts = [name for name in _PARTS if values.pop(name) is not None]
     values.pop("device")
     return {"plain": {k: v for k, v in values.items() if isinstance(v, PLAIN)}, "parts": parts}
+
+
+def _describe_history(history: History | None) -> dict[str, Any] | None:
+    return None if history is None else {"rows": history.rows, "births": history.births}
+
+
+def _rebuild_history(described: dict[str, Any]) -> History:
+    return History(described["rows"], described["births"])

@@ -1,7 +1,7 @@
 """A regressor of unbounded depth."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from unbounded.depth import DepthFamily
-from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.base import Scalings, UDNEstimator
 from unbounded.estimators.plain import describe_scaling, rebuild_scaling
 from unbounded.estimators.rows import Array, Rows, Scaling
 from unbounded.layers import Layers
@@ -32,12 +32,13 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         depth_prior: DepthPrior | None = None,
         weight_prior: WeightPrior | None = None,
         likelihood: Likelihood | None = None,
-        epochs: int = 300,
-        batch_size: int = 64,
-        lr: float = 0.005,
-        patience: int | None = 30,
-        validation_fraction: float = 0.1,
+        epochs: int | Literal["auto"] = "auto",
+        batch_size: int | Literal["auto"] = "auto",
+        lr: float = 0.01,
+        patience: int | Literal["auto"] | None = "auto",
+        validation_fraction: float = 0.2,
         select: str = "log_score",
+        refit: bool = True,
         standardize: bool = True,
         standardize_target: bool = True,
         random_state: Any = None,
@@ -57,6 +58,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             patience=patience,
             validation_fraction=validation_fraction,
             select=select,
+            refit=refit,
             standardize=standardize,
             random_state=random_state,
             device=device,
@@ -171,15 +173,13 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         )
         return x, np.asarray(targets, dtype=np.float64)
 
-    def _start_targets(self, train: Rows) -> None:
-        self.target_scaling_ = (
+    def _scalings(self, train: Rows) -> Scalings:
+        targets = (
             Scaling.of(train.y, train.weights)
             if self.standardize_target
             else Scaling.none(train.y.shape[1])
         )
-
-    def _targets(self, y: Array) -> Array:
-        return self.target_scaling_.apply(y)
+        return Scalings(super()._scalings(train).inputs, targets)
 
     def _describe_targets(self) -> dict[str, Any]:
         return {
