@@ -89,15 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-rows", type=common.positive, metavar="N", help="use N rows, drawn at random"
     )
     group = parser.add_argument_group("the network and its training")
-    group.add_argument("--width", type=common.positive, help="of the hidden layers (default: 64)")
-    group.add_argument("--epochs", type=common.positive, help="at most (default: 300)")
-    group.add_argument(
-        "--patience", type=common.positive, help="epochs without a better score (default: 30)"
-    )
-    group.add_argument(
-        "--batch-size", type=common.positive, help="rows a step (default: 64, more from 20,000 on)"
-    )
-    group.add_argument("--lr", type=common.rate, help="learning rate (default: 0.005)")
+    for name, kind, text in (
+        ("--width", common.positive, "of the hidden layers"),
+        ("--epochs", common.positive, "at most"),
+        ("--patience", common.positive, "stop after so many epochs without a better score"),
+        ("--batch-size", common.positive, "rows a step"),
+        ("--lr", common.rate, "learning rate"),
+    ):
+        group.add_argument(name, type=kind, metavar="N", help=f"{text} (default: the estimator's)")
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
@@ -246,9 +245,8 @@ def _fit(
         "random_state": options.seed,
         "device": device,
         "verbose": int(console.shows_progress),
-        "batch_size": options.batch_size or _batch_size(len(y)),
     }
-    for name in ("width", "epochs", "patience", "lr"):
+    for name in ("width", "epochs", "patience", "batch_size", "lr"):
         if getattr(options, name) is not None:
             arguments[name] = getattr(options, name)
     if target.is_classes:
@@ -260,11 +258,6 @@ def _fit(
         assert len(classifier.classes_) == len(target.classes)
         return classifier
     return UDNRegressor(**arguments).fit(x, y)
-
-
-def _batch_size(rows: int) -> int:
-    """Larger batches for larger tables: about 300 steps an epoch or more, up to 1,024 rows."""
-    return 64 if rows < 20_000 else 256 if rows < 100_000 else 1024
 
 
 def _describe(
@@ -303,17 +296,22 @@ def _classes(target: "Target") -> str:
 def _say_depth(estimator: Any, console: Console) -> None:
     from unbounded.report.terminal import depth_bars
 
-    end = {
-        "interrupted": ", ended by Ctrl-C",
-        "patience": ", as no better one came",
-    }.get(estimator.stopped_, "")
-    seconds = estimator.history_[-1]["seconds"]
+    end = " (ended by Ctrl-C)" if estimator.stopped_ == "interrupted" else ""
+    best = estimator.best_epoch_
+    kept = f"epoch {best} is kept"
+    if estimator.refit_history_ is not None:
+        kept = f"best on the validation share after {best}; then {best} anew on all rows"
     console.say(
-        f"{several(estimator.n_iter_, 'epoch')} in {seconds:.1f} s{end}; "
-        f"the weights of epoch {estimator.best_epoch_} are kept\n\n"
+        f"{several(estimator.n_iter_, 'epoch')}{end}, {kept}; {_seconds(estimator):.1f} s\n\n"
         f"{depth_bars(estimator.depth_probs_.tolist())}\n\n"
         f"expected depth {estimator.depth_mean_:.2f}, at most {estimator.max_depth_}\n"
     )
+
+
+def _seconds(estimator: Any) -> float:
+    """How long training took, both times where it was done twice."""
+    histories = (estimator.history_, estimator.refit_history_)
+    return sum(float(history[-1]["seconds"]) for history in histories if history)
 
 
 def _score(
@@ -395,7 +393,8 @@ def _document(model: "TableModel", out: Path, page: Path | None) -> dict[str, An
             "epochs": estimator.n_iter_,
             "best_epoch": estimator.best_epoch_,
             "stopped": estimator.stopped_,
-            "seconds": estimator.history_[-1]["seconds"],
+            "refitted": estimator.refit_history_ is not None,
+            "seconds": _seconds(estimator),
         },
         "scores": {"unbounded": held_out["scores"], **model.info.get("references", {})}
         if held_out

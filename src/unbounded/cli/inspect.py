@@ -191,8 +191,10 @@ def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
         )
     born = ", ".join(f"{b['depth']} (epoch {b['epoch']})" for b in history.get("births", []))
     text = common.columns_of_text(lines, right=range(1, len(lines[0])))
+    again = estimator.get("refit_history")
+    kept = "* kept" if not again else f"* best; then {len(again['rows'])} epochs anew on all rows"
     return (
-        f"{text}\n  * kept; ended by {estimator.get('stopped')} after {len(rows)} epochs; "
+        f"{text}\n  {kept}; ended by {estimator.get('stopped')} after {len(rows)} epochs; "
         f"layers born on the way: {born or 'none'}"
     )
 

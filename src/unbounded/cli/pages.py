@@ -30,7 +30,8 @@ def model_page(
     where = f"of {table}" if table else "that were held out"
     references = {} if table else info.get("references", {})
     found = found or info.get("held_out")
-    history = estimator.history_
+    # The history of the weights that the model has.
+    history = estimator.refit_history_ or estimator.history_
     parts = []
     if found:
         parts.append(_scores(model, found, references, where))
@@ -101,7 +102,7 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
         *facts,
         ("Expected depth E[ℓ]", f"{estimator.depth_mean_:.2f}"),
         ("Last depth with mass, m", str(estimator.max_depth_)),
-        ("Kept epoch", f"{estimator.best_epoch_:,} of {estimator.n_iter_:,}"),
+        ("Best epoch", f"{estimator.best_epoch_:,} of {estimator.n_iter_:,}"),
         ("Parameters", f"{sum(p.numel() for p in estimator.model_.parameters()):,}"),
     ]
 
