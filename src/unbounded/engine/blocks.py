@@ -32,7 +32,7 @@ class Shape:
         """The parameters by name, `(…, *shape)`, as views of rows `(…, size)`."""
         pieces = row.split([shape.numel() for shape in self.shapes], -1) if self.names else ()
         return {
-            name: piece.view(*row.shape[:-1], *shape)
+            name: piece.view((*row.shape[:-1], *shape))
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 

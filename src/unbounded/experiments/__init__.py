@@ -23,4 +23,8 @@ STUDIES: dict[str, Study] = {
         "unbounded.experiments.theorem",
         "the truncated Poisson family: the appendix's figure and Theorem 1",
     ),
+    "uci": Study(
+        "unbounded.experiments.uci",
+        "nine UCI regression sets against finite networks, DUN and ensembles",
+    ),
 }

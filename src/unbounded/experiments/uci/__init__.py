@@ -1,0 +1,151 @@
+"""Nine UCI regression sets: the UDN, finite networks of 2 to 6 layers, DUN, and ensembles.
+
+For each split, a small grid is tried on validation parts of its training rows, the best candidate
+is trained again on all of them, and scored on the test rows: RMSE, NLL, CRPS and the coverage of
+intervals, all in original units. Writes the results of each set as JSON, tables beside published
+figures, and the two panels of the paper's appendix.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbounded.data import uci
+from unbounded.experiments import records
+from unbounded.experiments.uci import table
+from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
+from unbounded.experiments.uci.recipe import Recipe
+from unbounded.experiments.uci.study import Plan, estimate, run_set
+
+QUICK = Recipe(width=50, steps=800, scales=(0.3, 1.0), parts=1)
+QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy"), 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the study."""
+    add = parser.add_argument
+    add("--datasets", metavar="NAMES", help=f"of {','.join(uci.SETS)}; all by default")
+    add(
+        "--splits",
+        default="standard",
+        help="standard (20, protein 5), gap, or a number: the first so many standard ones",
+    )
+    add("--models", metavar="NAMES", help=f"of {','.join(LABELS)}; all by default")
+    add("--device", default="cpu", help="where to train: cpu, cuda, …")
+    add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
+    add("--out", type=Path, help="folder to write; results/uci or results/uci-gap by default")
+    add("--resume", action="store_true", help="keep sets that are there, run as here")
+    add("--quick", action="store_true", help="three sets, three splits, short training")
+    add("--seeds", default=",".join(map(str, range(MEMBERS))), help="of an ensemble's members")
+    add("--width", type=int, help=f"of hidden layers ({Recipe.width})")
+    add("--steps", type=int, help=f"Adam steps of each network ({Recipe.steps})")
+    add("--chunk", type=int, help="networks at a time, where all do not fit into memory")
+    add("--estimate", action="store_true", help="say how long each set would take, and stop")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the sets one after the other, then write tables and figure."""
+    if options.quick and options.splits == "standard":
+        options.splits = str(QUICK_SPLITS)
+    plan = make_plan(options)
+    chosen = _list(options.datasets) if options.datasets else None
+    if chosen is None and options.quick:
+        chosen = list(QUICK_SETS)
+    out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
+    if options.estimate:
+        _estimate(uci.names(chosen), options, plan)
+        return
+    start = time.perf_counter()
+    for name in uci.names(chosen):
+        data = uci.load(name, options.data)
+        mine = _for_set(plan, data, options.splits)
+        configuration = describe(mine, data)
+        path = out / f"{name}.json"
+        if options.resume and path.is_file():
+            if records.read_json(path)["configuration"] == configuration:
+                print(f"{name}: kept from {path}")
+                continue
+            print(f"{name}: {path} was run otherwise, it is run again")
+        result = run_set(data, mine)
+        document = {
+            "study": "uci",
+            "set": name,
+            "configuration": configuration,
+            "versions": records.versions(mine.device),
+            **result,
+        }
+        records.write_json(path, document)
+        print(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}", flush=True)
+    print(table.write(out))
+    print(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    """What the options ask for, before any set is read.
+
+    Raises:
+        ValueError: on a model, a number of splits or a seed that cannot be.
+    """
+    from unbounded.cli.common import CommandError
+
+    recipe = QUICK if options.quick else Recipe()
+    changes = {k: v for k, v in (("width", options.width), ("steps", options.steps)) if v}
+    try:
+        recipe = replace(recipe, **changes)
+        seeds = [int(seed) for seed in _list(options.seeds)]
+        device = torch.device(options.device)
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(str(error)) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CommandError("--device cuda: there is no CUDA device here")
+    models = _list(options.models) if options.models else list(LABELS)
+    unknown = [m for m in models if m not in LABELS]
+    if unknown:
+        raise CommandError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
+    needed = 2 if any(m in ENSEMBLES for m in models) else 1
+    if len(set(seeds)) != len(seeds) or len(seeds) < needed or min(seeds) < 0:
+        raise CommandError(f"--seeds must be at least {needed} different numbers, got {seeds}")
+    kind = "gap" if options.splits == "gap" else "standard"
+    if options.splits not in ("gap", "standard") and not (
+        options.splits.isdecimal() and int(options.splits) > 0
+    ):
+        raise CommandError(f"--splits must be standard, gap or a number, got {options.splits!r}")
+    models = [m for m in LABELS if m in models]
+    return Plan(kind, (), models, recipe, seeds, options.device, options.chunk)
+
+
+def _for_set(plan: Plan, data: uci.UCISet, splits: str) -> Plan:
+    count = len(data.masks(plan.kind))
+    if splits.isdecimal():
+        count = min(count, int(splits))
+    return replace(plan, splits=range(count))
+
+
+def describe(plan: Plan, data: uci.UCISet) -> dict[str, Any]:
+    """All that the results depend on, but the machine."""
+    return {
+        "kind": plan.kind,
+        "splits": list(plan.splits),
+        "models": list(plan.models),
+        "recipe": plan.recipe.config(),
+        "seeds": list(plan.seeds),
+        "data": data.checksum,
+    }
+
+
+def _estimate(names: list[str], options: argparse.Namespace, plan: Plan) -> None:
+    total = 0.0
+    for name in names:
+        data = uci.load(name, options.data)
+        seconds = estimate(data, _for_set(plan, data, options.splits))
+        total += seconds
+        print(f"{name}: about {seconds:.0f} s", flush=True)
+    print(f"all: about {total / 60:.1f} minutes")
+
+
+def _list(words: str) -> list[str]:
+    return [word for word in words.replace(",", " ").split() if word]

@@ -1,0 +1,289 @@
+"""One set: choose on validation parts, train on all training rows, score on the test rows."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unbounded.data.uci import UCISet
+from unbounded.engine import Population, fit_population
+from unbounded.experiments.uci import models as models_
+from unbounded.experiments.uci import scores
+from unbounded.experiments.uci.recipe import (
+    Recipe,
+    Table,
+    table,
+    training_rows,
+    validation_parts,
+)
+from unbounded.model import UDN
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network to train."""
+
+    name: str
+    rows: Table
+    scale: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that was trained."""
+
+    model: UDN
+    diverged: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the validation parts of one split say about one kind of network."""
+
+    scale: float  # of the prior on the weights
+    factor: float  # of all predicted scales
+    nll: float  # with both, on the validation rows
+    candidates: dict[str, float]  # the NLL of each scale
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done for one set.
+
+    Attributes:
+        kind: "standard" or "gap".
+        splits: their numbers.
+        models: keys of `models.LABELS`.
+        recipe: how.
+        seeds: of the members of an ensemble; single networks have the first.
+        device: where to train.
+        chunk: networks at a time; all at once by default.
+    """
+
+    kind: str
+    splits: Sequence[int]
+    models: Sequence[str]
+    recipe: Recipe
+    seeds: Sequence[int]
+    device: str | torch.device = "cpu"
+    chunk: int | None = None
+
+    @property
+    def singles(self) -> list[str]:
+        """The networks that have to be trained."""
+        return models_.single_models(list(self.models))
+
+
+def run_set(data: UCISet, plan: Plan, say: Say = print) -> dict[str, Any]:
+    """Everything for one set, as plain data.
+
+    Test rows are looked at by the last step alone, to predict and to score them.
+    """
+    start = time.perf_counter()
+    masks = data.masks(plan.kind)
+    choices = choose(data, plan, say)
+    chosen = time.perf_counter()
+    tables = {
+        s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits
+    }
+    jobs = final_jobs(plan, tables, choices)
+    trained = dict(zip(jobs, train(list(jobs.values()), plan), strict=True))
+    finished = time.perf_counter()
+    rows = _score(plan, tables, choices, trained)
+    seconds = {
+        "selection": chosen - start,
+        "training": finished - chosen,
+        "scoring": time.perf_counter() - finished,
+    }
+    say(
+        f"{data.name}: {len(jobs)} networks on all training rows in {seconds['training']:.1f} s, "
+        f"scored in {seconds['scoring']:.1f} s"
+    )
+    return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "rows": rows}
+
+
+def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], Choice]:
+    """The prior's scale and the noise's factor, for each split and network."""
+    start = time.perf_counter()
+    keys, jobs = selection_jobs(data, plan)
+    trained = train(jobs, plan)
+    by_candidate: dict[tuple[int, str, float], list[tuple[scores.Mixture, Any]]] = {}
+    for (split, _), job, result in zip(keys, jobs, trained, strict=True):
+        predicted = scores.mixture(result.model, job.rows)
+        if result.diverged:
+            predicted = predicted.widened(math.nan)
+        key = split, job.name, job.scale
+        by_candidate.setdefault(key, []).append((predicted, job.rows.y))
+    found: dict[tuple[int, str], Choice] = {}
+    for split in plan.splits:
+        for name in plan.singles:
+            fits = {
+                scale: scores.calibrate(by_candidate[split, name, scale])
+                for scale in plan.recipe.scales
+            }
+            scale = min(fits, key=lambda s: fits[s][1])
+            factor, nll = fits[scale]
+            candidates = {f"{s:g}": nll for s, (_, nll) in fits.items()}
+            found[split, name] = Choice(scale, factor, nll, candidates)
+    say(
+        f"{data.name}: {len(jobs)} networks on parts of the training rows in "
+        f"{time.perf_counter() - start:.1f} s"
+    )
+    return found
+
+
+def selection_jobs(data: UCISet, plan: Plan) -> tuple[list[tuple[int, int]], list[Job]]:
+    """(split, part) and network of everything that the selection trains."""
+    masks = data.masks(plan.kind)
+    keys, jobs = [], []
+    for split in plan.splits:
+        rows = training_rows(masks[split])
+        for part, (train_on, validate_on) in enumerate(validation_parts(rows, plan.recipe, split)):
+            held = table(data, train_on, validate_on)
+            for name in plan.singles:
+                for scale in plan.recipe.scales:
+                    keys.append((split, part))
+                    jobs.append(Job(name, held, scale, _seed(plan.seeds[0], split)))
+    return keys, jobs
+
+
+def final_jobs(
+    plan: Plan, tables: dict[int, Table], choices: dict[tuple[int, str], Choice]
+) -> dict[tuple[int, str, int], Job]:
+    """(split, network, seed) → network of everything that is trained on all training rows."""
+    wanted: dict[tuple[int, str, int], Job] = {}
+    for split in plan.splits:
+        for model in plan.models:
+            name = base_of(model, split, choices)
+            seeds = plan.seeds if model in models_.ENSEMBLES else plan.seeds[:1]
+            for seed in seeds:
+                scale = choices[split, name].scale
+                wanted[split, name, seed] = Job(name, tables[split], scale, _seed(seed, split))
+    return wanted
+
+
+def base_of(model: str, split: int, choices: dict[tuple[int, str], Choice]) -> str:
+    """The network that a model is made of, in one split."""
+    if model not in models_.ENSEMBLES:
+        return model
+    return min(models_.ENSEMBLES[model].of, key=lambda name: choices[split, name].nll)
+
+
+def train(
+    jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None, on_epoch: Any = None
+) -> list[Trained]:
+    """Train networks, those of one architecture at once; all tables must have one size."""
+    recipe = plan.recipe
+    found: dict[int, Trained] = {}
+    for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
+        members = [i for i, job in enumerate(jobs) if models_.architecture(job.name) == kind]
+        networks = [_build(jobs[i], recipe) for i in members]
+        num_rows = jobs[members[0]].rows.train[0].shape[0]
+        total = recipe.epochs(num_rows)
+
+        def factor(epoch: int, total: int = total) -> float:
+            return 0.5 * (1 + math.cos(math.pi * epoch / total))
+
+        results = fit_population(
+            networks,
+            [jobs[i].rows.train for i in members],
+            epochs=total if epochs is None else epochs,
+            chunk=plan.chunk,
+            history_every=total,
+            progress=False,
+            on_epoch=on_epoch,
+            batch_size=recipe.batch_size(num_rows),
+            lr=recipe.lr,
+            depth_lr_ratio=recipe.depth_lr_ratio,
+            schedule=factor,
+            average=recipe.average,
+            device=plan.device,
+        )
+        for index, network, result in zip(members, networks, results, strict=True):
+            found[index] = Trained(network, result.stopped == "diverged")
+    return [found[index] for index in range(len(jobs))]
+
+
+def estimate(data: UCISet, plan: Plan, epochs: int = 4) -> float:
+    """Seconds that the set will take, from a few epochs of its populations."""
+    masks, total = data.masks(plan.kind), 0.0
+    tables = {
+        s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits
+    }
+    guess = Choice(plan.recipe.scales[0], 1.0, 0.0, {})
+    choices = {(split, name): guess for split in plan.splits for name in plan.singles}
+    for jobs in (selection_jobs(data, plan)[1], list(final_jobs(plan, tables, choices).values())):
+        for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
+            mine = [job for job in jobs if models_.architecture(job.name) == kind]
+            marks = [time.perf_counter()]
+
+            def mark(population: Population, marks: list[float] = marks) -> None:
+                if population.device.type == "cuda":
+                    torch.cuda.synchronize(population.device)
+                marks.append(time.perf_counter())
+
+            train(mine, plan, epochs=epochs, on_epoch=mark)
+            # The first epochs allocate and capture; the last one is what the others will be.
+            overhead = time.perf_counter() - marks[0] - (marks[-1] - marks[-2]) * epochs
+            each = (marks[-1] - marks[-2]) * plan.recipe.epochs(len(mine[0].rows.train[0]))
+            total += each + max(0.0, overhead)
+    return total
+
+
+def _build(job: Job, recipe: Recipe) -> UDN:
+    return models_.build(job.name, job.rows.x.shape[1], job.scale, recipe, job.seed)
+
+
+def _seed(seed: int, split: int) -> int:
+    """One for each split and member of an ensemble."""
+    return 1000 * seed + split
+
+
+def _score(
+    plan: Plan,
+    tables: dict[int, Table],
+    choices: dict[tuple[int, str], Choice],
+    trained: dict[tuple[int, str, int], Trained],
+) -> list[dict[str, Any]]:
+    rows = []
+    predicted = {
+        key: scores.mixture(result.model, tables[key[0]]).widened(choices[key[:2]].factor)
+        for key, result in trained.items()
+    }
+    for split in plan.splits:
+        for model in plan.models:
+            name = base_of(model, split, choices)
+            ensemble = model in models_.ENSEMBLES
+            keys = [(split, name, s) for s in (plan.seeds if ensemble else plan.seeds[:1])]
+            found = scores.average([predicted[key] for key in keys])
+            choice = choices[split, name]
+            depths = [depth_mean(trained[key].model) for key in keys]
+            rows.append(
+                {
+                    "model": model,
+                    "split": int(split),
+                    **scores.score(found, tables[split].y),
+                    "depth_mean": sum(depths) / len(depths),
+                    "network": name,
+                    "weight_scale": choice.scale,
+                    "noise_factor": choice.factor,
+                    "validation_nll": choice.nll,
+                    "candidates": choice.candidates,
+                    "diverged": sum(trained[key].diverged for key in keys),
+                }
+            )
+    return rows
+
+
+def depth_mean(model: UDN) -> float:
+    """E[ℓ] under q."""
+    posterior = model.posterior()
+    depths = torch.arange(posterior.first, posterior.last + 1)
+    return float((posterior.log_q.detach().cpu().double().exp() * depths).sum())

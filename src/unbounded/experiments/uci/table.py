@@ -1,0 +1,231 @@
+"""Tables of a study that was run: `python -m unbounded.experiments.uci.table RESULTS`.
+
+Reads the results of each set in the folder RESULTS, and writes `table.md` and the figure beside
+them.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unbounded.data.uci import SETS
+from unbounded.experiments import records
+from unbounded.experiments.uci import figure, published
+from unbounded.experiments.uci.models import FINITE, LABELS
+from unbounded.experiments.uci.published import Figure
+
+Results = dict[str, dict[str, Any]]
+"""The results of each set, in the order of `SETS`."""
+
+
+def read(folder: Path) -> Results:
+    """The results in a folder."""
+    found = {name: folder / f"{name}.json" for name in SETS}
+    return {name: records.read_json(path) for name, path in found.items() if path.is_file()}
+
+
+def figures(result: Mapping[str, Any], metric: str) -> dict[str, Figure]:
+    """Mean and standard error over the splits, for each model of a set."""
+    found = {}
+    for model in LABELS:
+        values = [row[metric] for row in result["rows"] if row["model"] == model]
+        if values:
+            found[model] = summary(values)
+    return found
+
+
+def summary(values: Sequence[float]) -> Figure:
+    """Mean and standard error."""
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return Figure(mean, math.nan)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return Figure(mean, math.sqrt(variance / len(values)))
+
+
+def not_worse(one: Figure, other: Figure) -> bool:
+    """At least as good: not worse than the other mean by more than its own standard error."""
+    error = 0.0 if math.isnan(one.error) else one.error
+    return one.mean <= other.mean + error
+
+
+def markdown(results: Results) -> str:
+    """Everything as one page of tables."""
+    kind = next(iter(results.values()))["configuration"]["kind"]
+    gap = kind == "gap"
+    parts = []
+    for metric, title, others in (
+        ("rmse", "RMSE", published.RMSE | {"HistGB": published.BOOSTING}),
+        ("nll", "NLL", published.NLL),
+        ("crps", "CRPS", {}),
+    ):
+        parts.append(f"### {title}, original units, mean ± standard error over the splits\n")
+        parts.append(_metric_table(results, metric, {} if gap else others))
+    parts += ["### Coverage (and mean width) of central intervals\n", _coverage(results)]
+    parts += ["### E[ℓ] of the UDN\n", _depths(results)]
+    if not gap:
+        parts += ["### What was to be reached\n", _verdicts(results)]
+    parts += ["### Time\n", _times(results)]
+    return "\n".join(parts)
+
+
+def _metric_table(results: Results, metric: str, others: Mapping[str, Mapping[str, Figure]]) -> str:
+    each = {name: figures(result, metric) for name, result in results.items()}
+    models = [model for model in LABELS if any(model in row for row in each.values())]
+    head = ["set", "splits", *(LABELS[m] for m in models), *others]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for name, row in each.items():
+        best = min(row.values(), key=lambda f: f.mean)
+        digits = _digits(best)
+        cells = []
+        for model in models:
+            cell = _show(row[model], digits) if model in row else "–"
+            cells.append(f"**{cell}**" if row.get(model) == best else cell)
+        cells += [_show(f[name], digits) if name in f else "–" for f in others.values()]
+        lines.append(_line([name, str(len(_splits(results[name]))), *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _coverage(results: Results) -> str:
+    models = [m for m in ("udn", "udn-ensemble", "deep-ensemble") if _has(results, m)]
+    models = models or [m for m in LABELS if _has(results, m)][:3]
+    levels = list(next(iter(results.values()))["rows"][0]["coverage"])
+    head = ["set", *(f"{LABELS[m]}, {float(v):.0%}" for m in models for v in levels)]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for name, result in results.items():
+        cells = []
+        for model in models:
+            rows = [row for row in result["rows"] if row["model"] == model]
+            for level in levels:
+                inside = sum(row["coverage"][level] for row in rows) / len(rows)
+                width = sum(row["width"][level] for row in rows) / len(rows)
+                cells.append(f"{inside:.1%} ({width:.3g})")
+        lines.append(_line([name, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _depths(results: Results) -> str:
+    if not _has(results, "udn"):
+        return "The UDN was not run.\n"
+    lines = [_line(["set", "E[ℓ]", "the paper says"]), _line(["---"] * 3)]
+    for name, result in results.items():
+        depth = figures(result, "depth_mean")["udn"]
+        claim = "below 2" if name in published.SHALLOW else "more"
+        lines.append(_line([name, _show(depth, 2), claim]))
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(results: Results) -> dict[str, dict[str, bool]]:
+    """For each thing to be reached, whether it is, set by set.
+
+    "At least as good" is `not_worse`. Published figures and finite depths are the best of their
+    kind in hindsight, set by set.
+    """
+    found: dict[str, dict[str, bool]] = {}
+
+    def note(claim: str, name: str, good: bool) -> None:
+        found.setdefault(claim, {})[name] = good
+
+    for name, result in results.items():
+        for metric, title, others in (
+            ("rmse", "RMSE", published.RMSE),
+            ("nll", "NLL", published.NLL),
+        ):
+            row = figures(result, metric)
+            finite = [row[m] for m in FINITE if m in row]
+            if "udn" in row and len(finite) == len(FINITE):
+                best = min(finite, key=lambda f: f.mean)
+                note(
+                    f"UDN as good as the best of f2…f6, {title}", name, not_worse(row["udn"], best)
+                )
+                mean = sum(f.mean for f in finite) / len(finite)
+                note(f"UDN better than their average, {title}", name, row["udn"].mean < mean)
+            ours = [row[m] for m in ("udn", "udn-ensemble") if m in row]
+            if not ours:
+                continue
+            known = min((f[name] for f in others.values() if name in f), key=lambda f: f.mean)
+            good = any(not_worse(one, known) for one in ours)
+            note(f"best UDN variant as good as the best published, {title}", name, good)
+            if metric == "rmse":
+                good = any(not_worse(one, published.BOOSTING[name]) for one in ours)
+                note("best UDN variant as good as gradient boosting, RMSE", name, good)
+    return found
+
+
+def _verdicts(results: Results) -> str:
+    lines = [_line(["claim", "sets", "not on"]), _line(["---"] * 3)]
+    for claim, sets in verdicts(results).items():
+        missing = ", ".join(name for name, good in sets.items() if not good)
+        lines.append(_line([claim, f"{sum(sets.values())} of {len(sets)}", missing or "–"]))
+    return "\n".join(lines) + "\n"
+
+
+def _times(results: Results) -> str:
+    names = list(next(iter(results.values()))["seconds"])
+    head = ["set", "device", *(f"{n}, s" for n in names), "all, s"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    total = 0.0
+    for name, result in results.items():
+        seconds = [result["seconds"][n] for n in names]
+        total += sum(seconds)
+        device = result["versions"]["device"]
+        lines.append(_line([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])]))
+    lines.append(_line(["all", "", *[""] * len(names), f"{total:.0f}"]))
+    return "\n".join(lines) + "\n"
+
+
+def _has(results: Results, model: str) -> bool:
+    return all(any(row["model"] == model for row in r["rows"]) for r in results.values())
+
+
+def _splits(result: Mapping[str, Any]) -> list[int]:
+    return sorted({row["split"] for row in result["rows"]})
+
+
+def _digits(best: Figure) -> int:
+    """Decimals that show the second digit of the standard error, or three of the mean."""
+    size = best.error if best.error and math.isfinite(best.error) else abs(best.mean) / 10
+    return min(6, max(2, 1 - math.floor(math.log10(size)))) if size > 0 else 3
+
+
+def _show(value: Figure, digits: int) -> str:
+    mean = f"{value.mean:.{digits}f}".replace("-", "−")
+    return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def write(folder: Path) -> str:
+    """Write `table.md` and `figure.svg` into a folder of results; returns the tables.
+
+    Raises:
+        FileNotFoundError: if there are no results.
+    """
+    results = read(folder)
+    if not results:
+        raise FileNotFoundError(f"{folder} has no results of a set, such as yacht.json")
+    text = markdown(results)
+    records.write_text(folder / "table.md", text)
+    panels = figure.draw(
+        {name: figures(result, "rmse") for name, result in results.items()},
+        {name: figures(result, "depth_mean") for name, result in results.items()},
+    )
+    records.write_text(folder / "figure.svg", panels)
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the tables again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="folder with NAME.json of each set")
+    print(write(parser.parse_args(arguments).results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
