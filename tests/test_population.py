@@ -366,6 +366,67 @@ def test_chunks_change_nothing():
         assert results[index].best_epoch == in_parts[index].best_epoch
 
 
+def test_workers_change_nothing_and_share_no_random_numbers(tmp_path):
+    """Layers are born in both threads at once, from torch's one global generator."""
+
+    def models() -> list[ub.UDN]:
+        return [udn(s, ub.TruncatedPoisson(0.5 + s % 3)) for s in range(8)]
+
+    data = [classes(s) for s in range(8)]
+    options = {
+        "validation": held_out(0),
+        "batch_size": BATCH,
+        "lr": 0.05,
+        "depth_lr_ratio": [5.0 + s for s in range(8)],
+    }
+    alone, divided, resumed = models(), models(), models()
+    before = torch.get_rng_state()
+    results = fit_population(alone, data, epochs=6, workers=1, **options)
+    in_parts = fit_population(divided, data, epochs=6, workers=2, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 1
+    for index in range(8):
+        assert_same(divided[index], alone[index], 1e-12)
+        assert results[index].history.births == in_parts[index].history.births
+    assert sum(len(r.history.births) for r in results) > 4
+    path = tmp_path / "a.safetensors"
+    fit_population(models(), data, epochs=3, workers=2, checkpoint=path, **options)
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "a-1of2.safetensors",
+        "a-2of2.safetensors",
+    }
+    seen: list[int] = []
+    fit_population(
+        resumed,
+        data,
+        epochs=6,
+        workers=1,  # divided as before all the same
+        checkpoint=path,
+        resume=True,
+        on_epoch=lambda population: seen.append(population.epoch),
+        **options,
+    )
+    assert sorted(seen) == [4, 4, 5, 5, 6, 6]
+    for index in range(8):
+        assert_same(resumed[index], alone[index], 1e-12)
+
+
+def test_a_failing_worker_ends_the_others():
+    models = [udn(s) for s in range(8)]
+    epochs = []
+
+    def fail(population: Population) -> None:
+        epochs.append(population.epoch)
+        if models[0] in population.models and population.epoch == 2:
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        fit_population(
+            models, classes(0), epochs=10_000, batch_size=BATCH, workers=2, on_epoch=fail
+        )
+    assert max(epochs) < 1000
+
+
 def test_monitored_sets_and_a_thinned_history():
     models = [udn(0), udn(1)]
     results = fit_population(

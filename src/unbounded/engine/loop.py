@@ -1,11 +1,14 @@
-"""`fit_population`: epochs, chunks, progress, checkpoints and Ctrl-C around a population."""
+"""`fit_population`: epochs, chunks, workers, progress, checkpoints and Ctrl-C."""
 
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 _BY_MEMBER = ("validation", "lr", "depth_lr_ratio", "seeds")
+# Fewer members than this do not keep a thread busy.
+_LEAST = 4
 
 
 def fit_population(
@@ -29,6 +34,7 @@ def fit_population(
     *,
     epochs: int = 100,
     chunk: int | None = None,
+    workers: int | None = None,
     history_every: int = 1,
     progress: bool | None = None,
     checkpoint: str | Path | None = None,
@@ -46,12 +52,14 @@ def fit_population(
 
     Other args:
         chunk: members at a time, where all at once would not fit into memory.
+        workers: threads among which the members are divided, on a CPU; by default as many as
+            torch uses. Each then works on its own: faster than all on every operation.
         history_every: epochs between rows of the history.
         progress: show a progress bar; by default if standard error is a terminal.
-        checkpoint: a file to write every 20 seconds and at the end; with several chunks its
-            name gets their number.
+        checkpoint: a file to write every 20 seconds and at the end; if the members are divided
+            its name gets the number of the part.
         resume: go on from the checkpoint if it exists.
-        on_epoch: called after every epoch.
+        on_epoch: called with the population after every epoch, by each worker.
 
     Returns:
         One result for each model, in their order. After Ctrl-C, which takes effect at the end
@@ -59,77 +67,118 @@ def fit_population(
     """
     if int(epochs) != epochs or epochs < 1:
         raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
-    if history_every < 1:
-        raise ValueError(f"history_every must be at least 1, got {history_every}")
+    for name, value in (("chunk", chunk), ("workers", workers), ("history_every", history_every)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     if resume and checkpoint is None:
         raise ValueError("resume needs the path of a checkpoint")
     if checkpoint is not None and not Path(checkpoint).parent.is_dir():
         raise ValueError(f"checkpoint: the folder {Path(checkpoint).parent} does not exist")
-    pieces = _chunks(models, chunk)
+    threads = _threads(models, workers, options)
+    before = _parts_before(checkpoint) if resume else None
+    pieces = _divide(models, chunk, before or threads)
     show = sys.stderr.isatty() if progress is None else progress
     results: list[MemberResult | None] = [None] * len(models)
     with _Progress(epochs * len(pieces), show) as bar, _deferred_interrupt() as interrupted:
-        for number, members in enumerate(pieces):
+        loop = _Loop(epochs, history_every, resume, on_epoch, bar, interrupted)
+
+        def train(number: int) -> None:
+            members = pieces[number]
             population = Population(
                 [models[r] for r in members],
                 _pick(data, members, len(models)),
                 **_pick_options(options, members, len(models)),
             )
-            stopped = _run(
-                population,
-                epochs,
-                history_every,
-                _numbered(checkpoint, number, len(pieces)),
-                resume,
-                on_epoch,
-                bar,
-                interrupted,
-            )
+            stopped = loop.run(population, _numbered(checkpoint, number, len(pieces)))
             for index, result in zip(members, population.finish(stopped), strict=True):
                 results[index] = result
+
+        _each(train, len(pieces), threads, interrupted)
     return [result for result in results if result is not None]
 
 
-def _run(
-    population: Population,
-    epochs: int,
-    history_every: int,
-    checkpoint: Path | None,
-    resume: bool,
-    on_epoch: Callable[[Population], None] | None,
-    bar: "_Progress",
-    interrupted: threading.Event,
-) -> str:
-    seconds = 0.0
-    if resume and checkpoint is not None and checkpoint.exists():
-        seconds = checkpoints.load(population, checkpoint)
-        bar.update(population, population.epoch)
-    start = last_saved = time.monotonic()
-    while population.epoch < epochs and population.num_alive and not interrupted.is_set():
-        population.run_epoch()
-        if population.epoch % history_every == 0 or population.epoch == epochs:
-            population.record()
-        now = time.monotonic()
-        if checkpoint is not None and now - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
-            checkpoints.save(population, checkpoint, seconds + now - start)
-            last_saved = time.monotonic()
-        bar.update(population, 1)
-        if on_epoch is not None:
-            on_epoch(population)
-    if checkpoint is not None:
-        checkpoints.save(population, checkpoint, seconds + time.monotonic() - start)
-    done = population.epoch >= epochs or not population.num_alive
-    return "epochs" if done else "interrupted"
+@dataclass
+class _Loop:
+    """Epochs of one population."""
+
+    epochs: int
+    history_every: int
+    resume: bool
+    on_epoch: Callable[[Population], None] | None
+    bar: "_Progress"
+    interrupted: threading.Event
+
+    def run(self, population: Population, checkpoint: Path | None) -> str:
+        """Train; returns why it ended."""
+        seconds = 0.0
+        if self.resume and checkpoint is not None and checkpoint.exists():
+            seconds = checkpoints.load(population, checkpoint)
+            self.bar.update(population, population.epoch)
+        start = last_saved = time.monotonic()
+        while self._goes_on(population) and not self.interrupted.is_set():
+            population.run_epoch()
+            if population.epoch % self.history_every == 0 or population.epoch == self.epochs:
+                population.record()
+            now = time.monotonic()
+            if checkpoint is not None and now - last_saved > SECONDS_BETWEEN_CHECKPOINTS:
+                checkpoints.save(population, checkpoint, seconds + now - start)
+                last_saved = time.monotonic()
+            self.bar.update(population, 1)
+            if self.on_epoch is not None:
+                self.on_epoch(population)
+        if checkpoint is not None:
+            checkpoints.save(population, checkpoint, seconds + time.monotonic() - start)
+        return "interrupted" if self._goes_on(population) else "epochs"
+
+    def _goes_on(self, population: Population) -> bool:
+        return population.epoch < self.epochs and population.num_alive > 0
 
 
-def _chunks(models: Sequence["UDN"], chunk: int | None) -> list[list[int]]:
-    """Members of similar reach together, so that shallow ones do not wait for deep ones."""
-    if chunk is None or chunk >= len(models):
-        return [list(range(len(models)))]
+def _each(function: Callable[[int], None], count: int, threads: int, stop: threading.Event) -> None:
+    """Call a function with 0 … count−1, on several threads if there is more than one."""
+    if threads == 1 or count == 1:
+        for number in range(count):
+            function(number)
+        return
+    before = torch.get_num_threads()
+
+    def guarded(number: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        try:
+            function(number)
+        except BaseException:
+            stop.set()  # the others need not go on
+            raise
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for future in [pool.submit(guarded, number) for number in range(count)]:
+                future.result()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(models: Sequence["UDN"], workers: int | None, options: dict[str, Any]) -> int:
+    """How many threads train: one beside a GPU, else as many as there is work for."""
+    device = options.get("device")
+    device = models[0].anchor.device if device is None and models else device
+    if torch.device(device or "cpu").type != "cpu":
+        return 1
+    wanted = torch.get_num_threads() if workers is None else workers
+    return max(1, min(wanted, len(models) // _LEAST))
+
+
+def _divide(models: Sequence["UDN"], chunk: int | None, parts: int) -> list[list[int]]:
+    """Which members train together.
+
+    Parts for threads are alike, so that all take equally long. Chunks hold members of similar
+    reach, so that shallow ones do not wait for deep ones.
+    """
+    count = len(models)
+    if chunk is None or chunk * parts >= count:
+        return [list(range(part, count, parts)) for part in range(min(parts, max(count, 1)))]
     order, _ = reach_order(models)
-    return [order[start : start + chunk] for start in range(0, len(order), chunk)]
+    return [order[start : start + chunk] for start in range(0, count, chunk)]
 
 
 def _pick(value: Any, members: Sequence[int], count: int) -> Any:
@@ -156,7 +205,21 @@ def _numbered(path: str | Path | None, number: int, count: int) -> Path | None:
     if path is None:
         return None
     path = Path(path)
-    return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
+    if count == 1:
+        return path
+    return path.with_name(f"{path.stem}-{number + 1}of{count}{path.suffix}")
+
+
+def _parts_before(path: str | Path | None) -> int | None:
+    """Into how many parts the members were divided when the checkpoint was written."""
+    if path is None:
+        return None
+    path = Path(path)
+    pattern = re.compile(re.escape(path.stem) + r"-\d+of(\d+)" + re.escape(path.suffix))
+    found = [int(m[1]) for p in path.parent.iterdir() if (m := pattern.fullmatch(p.name))]
+    if path.exists():
+        return 1
+    return found[0] if found else None
 
 
 @contextmanager
@@ -185,6 +248,7 @@ class _Progress:
     def __init__(self, total: int, show: bool):
         self._bar: Any = None
         self._last = 0.0
+        self._lock = threading.Lock()
         if show:
             from tqdm import tqdm
 
@@ -201,6 +265,10 @@ class _Progress:
         """Count epochs."""
         if self._bar is None:
             return
+        with self._lock:
+            self._update(population, epochs)
+
+    def _update(self, population: Population, epochs: int) -> None:
         now = time.monotonic()
         if now - self._last > 1:
             self._last = now

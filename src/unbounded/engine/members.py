@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unbounded import growth
+from unbounded.engine import births
 from unbounded.engine.blocks import Block, unpack_into
 from unbounded.training.history import History
 
@@ -43,7 +43,7 @@ def write_models(population: "Population") -> None:
     buffers = population.best_buffers if with_best else population.network.buffers()
     buffers = {name: tensor.cpu() for name, tensor in buffers.items()}
     for member, model in enumerate(population.models):
-        growth.resize(model, born[member])
+        births.resize(model, born[member])
         for block, rows in values:
             if block.members.start <= member < block.members.stop:
                 mine = rows[:, member - block.members.start]
@@ -105,7 +105,7 @@ def _result(
         for epoch, table in pairs
         if epoch <= lasted
     ]
-    births = [
+    born = [
         {"step": step, "epoch": -(-step // steps), "depth": depth}
         for depth, step in enumerate(host["births"][member].tolist(), 1)
         if step
@@ -119,7 +119,7 @@ def _result(
     best_row = row(host["best_row" if with_best else "row"][member])
     column = "val_log_score" if population.select == "log_score" else f"val_{score}"
     return MemberResult(
-        History(rows, births),
+        History(rows, born),
         best_epoch if with_best else lasted,
         best_row[column] if with_best else None,
         stopped,

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from unbounded import elbo as elbo_
-from unbounded import growth
 from unbounded.elbo import ElboTerms
-from unbounded.engine import members
+from unbounded.engine import births, members
 from unbounded.engine.blocks import Block, Shape, pack
 from unbounded.engine.costs import WeightCosts
 from unbounded.engine.data import Rows, Shuffles, gather
@@ -236,7 +235,7 @@ class Population:
                 return born[str(level)]
             key = (model.seed, role, level)
             if key not in made:
-                made[key] = growth.create(model, role, level)
+                made[key] = births.create(model, role, level)
             return made[key]
 
         for role in ("hidden", "heads"):
@@ -245,7 +244,7 @@ class Population:
             for level in range(len(templates) + 1, last + 1):
                 modules = [module(role, level, member) for member in range(len(self.models))]
                 present = [m for m in modules if m is not None]
-                found = present[0] if present else growth.create(self.models[0], role, level)
+                found = present[0] if present else births.create(self.models[0], role, level)
                 shape = Shape.of(found)
                 for other in present:
                     if Shape.of(other) != shape:
@@ -267,9 +266,9 @@ class Population:
         self.extent = Extent(self.bounds, self.firsts, depth)
         self.network.allocate(self.extent, self.blocks, self.templates)
         self.costs.arrange(self.blocks)
-        births = self.state["births"]
-        more = births.new_zeros(len(self.models), depth - births.shape[1])
-        self.state["births"] = torch.cat([births, more], 1)
+        known = self.state["births"]
+        more = known.new_zeros(len(self.models), depth - known.shape[1])
+        self.state["births"] = torch.cat([known, more], 1)
         levels = torch.arange(1, depth + 1)
         prior = torch.stack([m.depth_prior.log_prob(levels) for m in self.models])
         # Depths that a bounded prior leaves out have no mass under q either: any number will do.
