@@ -257,7 +257,10 @@ def _fit(
             classifier = UDNClassifier(**arguments).fit(x, labels)
         assert len(classifier.classes_) == len(target.classes)
         return classifier
-    return UDNRegressor(**arguments).fit(x, y)
+    # The noise of the epoch that validation rows chose. Trained anew on all rows the error is a
+    # little smaller, but the noise is learnt from residuals that were fitted: intervals that should
+    # hold 90 % then held 78 % on a table of 1,600 rows, and 86 % without.
+    return UDNRegressor(refit=False, **arguments).fit(x, y)
 
 
 def _describe(
