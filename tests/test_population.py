@@ -268,6 +268,21 @@ def test_clipping_and_schedules():
     assert_same_history(results[1], result)
 
 
+def test_lambda_can_be_held_still_at_first():
+    models = [udn(s, ub.TruncatedPoisson(2.0)) for s in range(2)]
+    results = fit_population(
+        models,
+        classes(0),
+        epochs=4,
+        batch_size=BATCH,
+        depth_lr_ratio=10.0,
+        depth_schedule=lambda epoch: float(epoch >= 2),
+    )
+    means = results[0].history["depth_mean"]
+    assert means[0] == means[1] == pytest.approx(ub.TruncatedPoisson(2.0).mean())
+    assert abs(means[2] - means[1]) > 0.05
+
+
 def test_sgd_with_momentum_whose_steps_have_no_bound():
     data = classes(0)
     together = [udn(s, ub.TruncatedPoisson(1.0)) for s in range(2)]

@@ -185,7 +185,10 @@ def test_an_ensemble_averages_probabilities(tmp_path):
     models = [study.build(one, settings, member) for member in range(2)]
     assert [m.seed for m in models] == [0, 1000]
     x, y = one.data("test")
+    with torch.no_grad():  # untrained networks of one hidden layer: make them disagree
+        models[1].network.heads["1"].weight.mul_(-3)
     mean = sum(ub.predict(m, x).probs for m in models) / 2
+    assert float((mean.argmax(1) != ub.predict(models[0], x).classes).float().mean()) > 0.1
     result = ub.engine.MemberResult(ub.training.History(), 1, 0.5, "epochs", {"val_accuracy": 0.5})
     row = study._score(one, models, [result, result], (x, y))
     assert row["test_accuracy"] == pytest.approx(float((mean.argmax(1) == y).float().mean()))

@@ -63,6 +63,7 @@ class Population:
         monitor: further sets to score, {"test": data}.
         optimizer: `Adam()` or `SGD(…)` of `unbounded.engine.optim`.
         schedule: epoch (from 0) ↦ factor of all rates.
+        depth_schedule: epoch ↦ a further factor of λ's rate; 0 holds λ still.
         select: the best epoch by the likelihood's "score" or by the "log_score".
         patience: a member stops after this many epochs without a better validation score.
         clip: largest norm of each member's gradient.
@@ -86,6 +87,7 @@ class Population:
         depth_lr_ratio: Rates = DEPTH_LR_RATIO,
         optimizer: Optimizer | None = None,
         schedule: Schedule | None = None,
+        depth_schedule: Schedule | None = None,
         select: str = "score",
         patience: int | None = None,
         clip: float | None = None,
@@ -98,7 +100,8 @@ class Population:
         _check_models(models)
         _check_options(select, patience, clip, average, validation)
         self.optimizer: Optimizer = Adam() if optimizer is None else optimizer
-        self.schedule, self.select, self.patience = schedule, select, patience
+        self.schedule, self.depth_schedule = schedule, depth_schedule
+        self.select, self.patience = select, patience
         self.clip, self.average = clip, average
         self.order, self.bounds = reach_order(models)
         self.models = [models[index] for index in self.order]
@@ -164,7 +167,7 @@ class Population:
         self.depth_rates = self.rates * torch.tensor(ratios, dtype=torch.float64)
         # What the kernels read: the rates of this epoch, and how far λ may move before the next
         # look at the depths.
-        self._factor = 1.0
+        self._factors = (1.0, 1.0)  # of the weights' rates and of λ's
         self._lr = self.rates.to(self.device, copy=True)
         self._depth_lr = self.depth_rates.to(self.device, copy=True)
         self._movement = torch.zeros_like(self._depth_lr)
@@ -326,17 +329,17 @@ class Population:
 
     def run_epoch(self) -> None:
         """One pass of every member over its data, its scores, and the best epoch so far."""
-        factor = self._factor_of(self.epoch)
-        if factor != self._factor:
-            self._lr.copy_(self.rates * factor)
-            self._depth_lr.copy_(self.depth_rates * factor)
-            self._factor = factor
+        factors = self._factors_of(self.epoch)
+        if factors != self._factors:
+            self._lr.copy_(self.rates * factors[0])
+            self._depth_lr.copy_(self.depth_rates * factors[1])
+            self._factors = factors
         self.shuffles.send()
         self._cursor.zero_()
         self._sums.zero_()
         self._taken.zero_()
         tail = self.data.size % self.batch_size
-        stride = self._stride(factor)
+        stride = self._stride(factors[1])
         for done in range(self.num_steps):
             if done and done % stride == 0:
                 self._reach()
@@ -366,8 +369,11 @@ class Population:
         """How many CUDA graphs were captured so far."""
         return self._runner.captured
 
-    def _factor_of(self, epoch: int) -> float:
-        return 1.0 if self.schedule is None else float(self.schedule(epoch))
+    def _factors_of(self, epoch: int) -> tuple[float, float]:
+        """What multiplies the rates of the weights and of λ."""
+        factor = 1.0 if self.schedule is None else float(self.schedule(epoch))
+        further = 1.0 if self.depth_schedule is None else float(self.depth_schedule(epoch))
+        return factor, factor * further
 
     def _stride(self, factor: float) -> int:
         """Steps between looks at the depths: at least one, at most an epoch."""
@@ -381,7 +387,7 @@ class Population:
         """Allocate what the members can reach until the next look: the one host read."""
         longest = self.optimizer.longest_step
         if math.isfinite(longest):
-            factor = max(self._factor_of(self.epoch), self._factor_of(self.epoch + 1))
+            factor = max(self._factors_of(e)[1] for e in (self.epoch, self.epoch + 1))
             most = factor * longest * self._stride(factor)
             if most != self._most:
                 self._movement.copy_(self.depth_rates * most)

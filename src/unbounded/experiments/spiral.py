@@ -59,6 +59,7 @@ class Settings:
     rate: float = 1.0
     depth_lr_ratio: float = 0.1
     dun_depth_lr_ratio: float = 1.0
+    depth_warmup: int = 0
     average: float | None = None
     schedule: str = "constant"
     members: int = 1
@@ -97,6 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dun-depth-lr-ratio", type=float, default=1.0, help="the same for DUN (default: 1)"
+    )
+    parser.add_argument(
+        "--depth-warmup",
+        type=int,
+        default=0,
+        metavar="EPOCHS",
+        help="hold q(ℓ) of UDN and DUN still for this many epochs (default: 0)",
     )
     parser.add_argument(
         "--average", type=float, metavar="DECAY", help="average every model's weights over steps"
@@ -166,7 +174,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     }
     for name in ("seeds", "epochs", "width", "rate", "depth_lr_ratio", "dun_depth_lr_ratio"):
         values[name] = getattr(options, name)
-    for name in ("average", "schedule", "members"):
+    for name in ("depth_warmup", "average", "schedule", "members"):
         values[name] = getattr(options, name)
     if options.quick:  # what was not asked for otherwise
         usual = Settings(models=())
@@ -262,6 +270,7 @@ def _train(
         lr=[run.lr for run in group.runs for _ in range(count)],
         depth_lr_ratio=settings.dun_depth_lr_ratio if is_dun else settings.depth_lr_ratio,
         schedule=SCHEDULES[settings.schedule](settings.epochs),
+        depth_schedule=lambda epoch: float(epoch >= settings.depth_warmup),
         average=settings.average,
         device=device,
         chunk=options.chunk,

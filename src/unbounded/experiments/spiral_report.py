@@ -184,6 +184,7 @@ def _page(results: Row) -> str:
     if extras:
         lines.append(f"For every network: {', '.join(f'{k} {v}' for k, v in extras.items())}.")
     ratios = {k: settings[k] for k in ("rate", "depth_lr_ratio", "dun_depth_lr_ratio")}
+    ratios["depth_warmup"] = settings["depth_warmup"]
     lines.append(f"Depth: {', '.join(f'{k} {v:g}' for k, v in ratios.items())}.")
     return "\n".join(lines) + "\n"
 
