@@ -205,7 +205,8 @@ def read(path: Path, name: str) -> UCISet:
         DataError: if the file is not what it should be.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: of a damaged file NumPy forgets to close its own.
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in ("X", "y", "test_masks", "gap_test_masks")}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds
         raise DataError(f"{path} is not a set of this kind: {error}") from None

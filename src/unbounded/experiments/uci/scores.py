@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from unbounded.model import UDN
 from unbounded.predictive import predict
 
 LEVELS = (0.5, 0.9, 0.95)
-_FACTORS = np.geomspace(0.5, 20.0, 75)
+_FACTORS = np.geomspace(0.5, 20.0, 60)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _ROWS = 8192
 
@@ -71,32 +71,43 @@ def calibrate(held_out: Sequence[tuple[Mixture, Floats]]) -> tuple[float, float]
     Returns:
         Factor and NLL; the NLL is infinite if a prediction is no number.
     """
-    total = np.zeros(len(_FACTORS))
-    count = 0
-    for predicted, y in held_out:
-        if not (np.isfinite(predicted.means).all() and np.isfinite(predicted.scales).all()):
-            return 1.0, math.inf
-        total += _nll_by_factor(predicted, y)
-        count += len(y)
-    # The minimum of the parabola through the lowest point and its neighbours, in the logarithm.
-    lowest = int(total.argmin())
-    low, mid, high = total[max(lowest - 1, 0)], total[lowest], total[min(lowest + 1, 74)]
-    bend = low - 2 * mid + high
-    shift = 0.5 * (low - high) / bend if 0 < lowest < len(_FACTORS) - 1 and bend > 0 else 0.0
-    step = math.log(_FACTORS[1] / _FACTORS[0])
-    return float(_FACTORS[lowest] * math.exp(shift * step)), float(mid / count)
+    parts = [_Standardised.of(predicted, y) for predicted, y in held_out]
+    if not all(bool(torch.isfinite(part.z).all()) for part in parts):
+        return 1.0, math.inf
+    count = sum(len(y) for _, y in held_out)
+
+    def mean_nll(factor: float) -> float:
+        return sum(part.nll(factor) for part in parts) / count
+
+    values = [mean_nll(factor) for factor in _FACTORS.tolist()]
+    lowest = min(range(len(values)), key=values.__getitem__)
+    factor = float(_FACTORS[lowest])
+    if 0 < lowest < len(values) - 1:
+        # The lowest point of the parabola through its neighbours, in the logarithm.
+        low, middle, high = values[lowest - 1 : lowest + 2]
+        bend = low - 2 * middle + high
+        shift = 0.5 * (low - high) / bend if bend > 0 else 0.0
+        factor *= math.exp(shift * math.log(_FACTORS[1] / _FACTORS[0]))
+    return factor, mean_nll(factor)
 
 
-def _nll_by_factor(predicted: Mixture, y: Floats) -> Floats:
-    """−Σ_i log p(y_i) for each factor: `(factor,)`."""
-    log_q = torch.from_numpy(predicted.probs).log()[:, None]
-    z = torch.from_numpy((y - predicted.means) / predicted.scales)
-    log_scale = torch.from_numpy(predicted.scales).log()
-    found: list[Tensor] = []
-    for factor in _FACTORS.tolist():
-        log_density = -0.5 * (z / factor).square() - log_scale - math.log(factor) - _LOG_SQRT_2PI
-        found.append(-torch.logsumexp(log_q + log_density, 0).sum())
-    return np.asarray(torch.stack(found).numpy())
+class _Standardised(NamedTuple):
+    """Targets seen from each component, ready for any factor of the scales."""
+
+    z: Tensor  # (y − mean)/scale, (component, rows)
+    log_weight: Tensor  # log of probability over scale, (component, rows)
+
+    @classmethod
+    def of(cls, predicted: Mixture, y: Floats) -> "_Standardised":
+        log_q = torch.from_numpy(predicted.probs).log()[:, None]
+        z = torch.from_numpy((y - predicted.means) / predicted.scales)
+        return cls(z, log_q - torch.from_numpy(predicted.scales).log())
+
+    def nll(self, factor: float) -> float:
+        """−Σ_i log p(y_i)."""
+        log_density = self.log_weight - 0.5 * (self.z / factor).square()
+        each = torch.logsumexp(log_density, 0) - math.log(factor) - _LOG_SQRT_2PI
+        return -float(each.sum())
 
 
 def score(predicted: Mixture, y: Floats) -> dict[str, Any]:
