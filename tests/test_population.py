@@ -1,5 +1,6 @@
 """A population trains each member as if it were alone: the same weights, births and best epochs."""
 
+import math
 import os
 import signal
 
@@ -13,7 +14,14 @@ from torch.optim.lr_scheduler import LambdaLR
 import unbounded as ub
 from unbounded.data import spiral
 from unbounded.depth.truncated_poisson import poisson_quantile
-from unbounded.engine import SGD, Adam, Population, fit_population
+from unbounded.engine import (
+    SGD,
+    Adam,
+    Population,
+    combine,
+    fit_population,
+    predict_ensemble,
+)
 from unbounded.engine.depths import (
     FiniteDepthStack,
     FixedDepthStack,
@@ -705,6 +713,40 @@ def test_parts_of_ones_own_are_told_apart_by_what_is_known_of_them():
         Population([model(0), model(1, scale=2.0)], (x, x), batch_size=BATCH)
     with pytest.raises(ValueError, match="member 1 has layers"):
         Population([model(0), model(1, init=lambda _: None)], (x, x), batch_size=BATCH)
+
+
+def test_an_ensemble_is_one_mixture():
+    x, y = classes(0)
+    models = [udn(s) for s in range(3)]
+    fit_population(models, (x, y), epochs=2, batch_size=BATCH, lr=0.05)
+    mixture = predict_ensemble(models, x)
+    lone = [ub.predict(m, x) for m in models]
+    torch.testing.assert_close(mixture.probs, sum(p.probs for p in lone) / 3)
+    torch.testing.assert_close(
+        mixture.log_prob(y), torch.stack([p.log_prob(y) for p in lone]).logsumexp(0) - math.log(3)
+    )
+    assert mixture.depth_log_probs.exp().sum() == pytest.approx(1)
+    with pytest.raises(ValueError, match="one likelihood"):
+        combine([lone[0], ub.predict(ub.UDN(ub.Dense(2, 4, 1), ub.Gaussian()), x)])
+
+
+def test_an_ensemble_of_regressors_keeps_each_members_noise():
+    x = torch.linspace(-1, 1, 20)[:, None]
+    models = [ub.UDN(ub.Dense(1, 4, 1), ub.Gaussian(), seed=s).double() for s in range(2)]
+    with torch.no_grad():
+        models[1].likelihood.noise.log_scale.fill_(-2.0)
+    mixture = predict_ensemble(models, x)
+    one, two = (ub.predict(m, x) for m in models)
+    mean = (one.mean + two.mean) / 2
+    torch.testing.assert_close(mixture.mean, mean)
+    variance = (
+        (one.variance + (one.mean - mean) ** 2) + (two.variance + (two.mean - mean) ** 2)
+    ) / 2
+    torch.testing.assert_close(mixture.variance, variance)
+    y = torch.zeros(20, 1).double()
+    torch.testing.assert_close(
+        mixture.log_prob(y).exp(), (one.log_prob(y).exp() + two.log_prob(y).exp()) / 2
+    )
 
 
 def test_extent_says_who_runs_which_layer():

@@ -1,5 +1,7 @@
 """How training runs: many models at once, and CUDA graphs."""
 
+from unbounded.engine.ensemble import combine as combine
+from unbounded.engine.ensemble import predict_ensemble as predict_ensemble
 from unbounded.engine.loop import fit_population as fit_population
 from unbounded.engine.members import MemberResult as MemberResult
 from unbounded.engine.optim import SGD as SGD

@@ -27,11 +27,11 @@ from torch import Tensor
 from unbounded.baselines import bayes_accuracy, dun, dun_original, nearest_neighbours, rbf_svm
 from unbounded.data import spiral
 from unbounded.depth import FixedDepth, TruncatedPoisson
-from unbounded.engine import MemberResult, fit_population
+from unbounded.engine import MemberResult, combine, fit_population
 from unbounded.experiments import records, spiral_report
 from unbounded.layers import Dense
 from unbounded.layers.init import Init, he
-from unbounded.likelihoods import Categorical, ClassPrediction
+from unbounded.likelihoods import Categorical, ClassPrediction, Prediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
 
@@ -302,7 +302,7 @@ def _score(
     """The row of one run: test scores of the (averaged) predictive, and the depth."""
     x, y = test
     predictions = [predict(model, x) for model in models]
-    probs = torch.stack([_class_prediction(p).probs for p in predictions]).mean(0)
+    mixture = _classes(combine(predictions))
     best = [result.best_row for result in results]
 
     def mean(values: Sequence[float]) -> float:
@@ -310,8 +310,8 @@ def _score(
 
     row: dict[str, Any] = {
         **dataclasses.asdict(run),
-        "test_accuracy": float((probs.argmax(1) == y).float().mean()),
-        "test_log_score": float(probs.gather(1, y[:, None]).log().mean()),
+        "test_accuracy": float((mixture.classes == y).double().mean()),
+        "test_log_score": float(mixture.log_prob(y).double().mean()),
         "val_accuracy": round(mean([b["val_accuracy"] for b in best]), 6),
         "best_epoch": [result.best_epoch for result in results],
         "stopped": sorted({result.stopped for result in results}),
@@ -319,7 +319,7 @@ def _score(
         "max_depth": max(model.depth.max_depth() for model in models),
     }
     if run.model == "udn":
-        first = _class_prediction(predictions[0])
+        first = _classes(predictions[0])
         by_depth = (first.classes_by_depth == y).float().mean(1)
         row["last_depth_mean"] = round(mean([r.history[-1]["depth_mean"] for r in results]), 4)
         row["depth_probs"] = [round(p, 4) for p in first.depth_log_probs.exp().tolist()]
@@ -328,7 +328,7 @@ def _score(
     return row
 
 
-def _class_prediction(prediction: Any) -> ClassPrediction:
+def _classes(prediction: Prediction) -> ClassPrediction:
     assert isinstance(prediction, ClassPrediction)
     return prediction
 
