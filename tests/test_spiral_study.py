@@ -112,8 +112,11 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
 
 def test_equal_seeds_give_equal_numbers_and_other_seeds_others(tmp_path):
     first = run(tmp_path / "a", "--models", "udn", "omega2")["runs"]
-    again = run(tmp_path / "b", "--models", "udn", "omega2", "--chunk", "3")["runs"]
+    again = run(tmp_path / "b", "--models", "udn", "omega2")["runs"]
     assert first == again
+    chunked = run(tmp_path / "c", "--models", "udn", "omega2", "--chunk", "3")["runs"]
+    for one, other in zip(first, chunked, strict=True):
+        assert one["test_log_score"] == pytest.approx(other["test_log_score"], abs=1e-5)
     by_seed = [r["test_log_score"] for r in first if (r["model"], r["omega"]) == ("udn", 9.0)]
     assert by_seed[0] != by_seed[1]
 
