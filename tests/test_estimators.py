@@ -718,7 +718,7 @@ def test_merging_keeps_what_each_row_counts(seed):
 @settings(max_examples=40, deadline=None)
 def test_scaling_standardises_and_goes_back(seed, power):
     rng = np.random.default_rng(seed)
-    values = (rng.normal(size=(30, 3)) + [0, 5, -100]) * 10.0**power
+    values = (rng.normal(size=(30, 3)) + np.array([0, 5, -100])) * 10.0**power
     weights = rng.uniform(0.1, 2, 30)
     scaling = Scaling.of(values, weights)
     scaled = scaling.apply(values)
