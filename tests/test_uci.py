@@ -19,6 +19,7 @@ from helpers import same, state
 from unbounded.cli import main
 from unbounded.data import uci
 from unbounded.experiments.uci import figure, published, scores, study, table
+from unbounded.experiments.uci import recipe as recipe_
 from unbounded.experiments.uci.likelihood import BalancedGaussian
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, build, single_models
 from unbounded.experiments.uci.published import Figure
@@ -360,16 +361,33 @@ def test_the_noise_factor_is_found():
     for size in (3000, 5000):
         mean, scale = draw.normal(size=size), draw.uniform(0.5, 2, size=size)
         y = mean + 1.7 * scale * draw.normal(size=size)
-        held_out.append((scores.Mixture(np.ones(1), mean[None], scale[None]), y))
+        one = scores.Mixture(np.ones(1), mean[None], scale[None])
+        held_out.append(scores.HeldOut(one, y))
     factor, nll = scores.calibrate(held_out)
     assert abs(factor - 1.7) < 0.03
-    parts = [(m.widened(factor), y) for m, y in held_out]
+    parts = [(m.widened(factor), y) for m, y, _ in held_out]
     total = sum(scores.score(m, y)["nll"] * len(y) for m, y in parts) / 8000
     assert abs(nll - total) < 1e-9
     worse = sum(scores.score(m.widened(1.1), y)["nll"] * len(y) for m, y in parts) / 8000
     assert worse > nll
     broken = scores.Mixture(np.ones(1), np.full((1, 2), np.nan), np.ones((1, 2)))
-    assert scores.calibrate([*held_out, (broken, np.zeros(2))]) == (1.0, math.inf)
+    assert scores.calibrate([scores.HeldOut(broken, np.zeros(2))]) == (1.0, math.inf)
+
+
+def test_rounded_targets_admit_no_spikes():
+    """Wine's notes are whole numbers: σ → 0 at them is no knowledge."""
+    assert recipe_.rounding(np.array([3.0, 5.0, 4.0, 8.0, 4.0])) == pytest.approx(1 / 12**0.5)
+    assert recipe_.rounding(np.array([0.95, 0.951, 0.97])) == pytest.approx(0.001 / 12**0.5)
+    assert recipe_.rounding(np.full(4, 2.0)) == 0.0
+    y = np.arange(6.0)
+    spikes = scores.Mixture(np.ones(1), y[None], np.full((1, 6), 1e-6))
+    least = recipe_.rounding(y)
+    factor, nll = scores.calibrate([scores.HeldOut(spikes, y, least)])
+    assert nll == pytest.approx(scores.score(spikes.widened(factor, least), y)["nll"])
+    assert nll == pytest.approx(-stats.norm.logpdf(0, scale=least))
+    assert scores.calibrate([scores.HeldOut(spikes, y)])[1] < nll - 10
+    rows = standardised(small_set(), np.arange(60), np.arange(60, 90))
+    assert rows.rounding == recipe_.rounding(small_set().y[:60])
 
 
 def test_an_ensemble_is_the_mean_of_its_densities():
@@ -650,6 +668,16 @@ def test_the_figure_has_a_dot_for_every_model():
     assert "naval, f6, finite: 9" in titles
     assert len(titles) == 1 + 2 * len(LABELS) + 2
     ElementTree.fromstring(figure.draw({"yacht": {"udn": row["udn"]}}, {"yacht": {}}))
+
+
+def test_results_go_between_the_marks_of_a_page():
+    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    once = table.insert(page, "new\n")
+    assert once == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    assert table.insert(once, "new\n") == once
+    for wrong in ("no marks", f"{table.END} {table.BEGIN}", page + page):
+        with pytest.raises(ValueError, match="must have one"):
+            table.insert(wrong, "new\n")
 
 
 def test_an_empty_folder_has_no_table(tmp_path):

@@ -88,6 +88,7 @@ class Table:
         y: their targets, `(rows,)`, in original units.
         center: of the targets, in original units.
         scale: of the targets.
+        rounding: standard deviation of what rounding took from the targets; see `rounding`.
     """
 
     train: tuple[Tensor, Tensor]
@@ -95,6 +96,7 @@ class Table:
     y: Floats
     center: float
     scale: float
+    rounding: float = 0.0
 
 
 def table(data: UCISet, train: Rows, held_out: Rows) -> Table:
@@ -116,7 +118,20 @@ def table(data: UCISet, train: Rows, held_out: Rows) -> Table:
         return torch.from_numpy(np.where(varies, (data.x[rows] - center) / spread, 0.0)).float()
 
     targets = torch.from_numpy((y - y_center) / y_scale).float()[:, None]
-    return Table((inputs(train), targets), inputs(held_out), data.y[held_out], y_center, y_scale)
+    return Table(
+        (inputs(train), targets), inputs(held_out), data.y[held_out], y_center, y_scale, rounding(y)
+    )
+
+
+def rounding(y: Floats) -> float:
+    """step/√12 of targets `(rows,)` that are multiples of a step: the smallest gap between two.
+
+    A density of rounded numbers can be made as high as one likes by spikes at the steps (the
+    wines' notes are whole numbers). No prediction is allowed to be sharper than this.
+    """
+    gaps = np.diff(np.unique(y))
+    gaps = gaps[gaps > 1e-9 * np.abs(y).max(initial=0.0)]
+    return float(gaps.min() / math.sqrt(12)) if len(gaps) else 0.0
 
 
 def training_rows(mask: NDArray[np.bool_]) -> Rows:

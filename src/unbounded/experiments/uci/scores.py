@@ -17,7 +17,7 @@ from unbounded.model import UDN
 from unbounded.predictive import predict
 
 LEVELS = (0.5, 0.9, 0.95)
-_FACTORS = np.geomspace(0.5, 20.0, 60)
+_FACTORS = np.geomspace(0.5, 20.0, 32)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _ROWS = 8192
 
@@ -36,9 +36,17 @@ class Mixture:
     means: Floats
     scales: Floats
 
-    def widened(self, factor: float) -> "Mixture":
-        """All scales multiplied."""
-        return Mixture(self.probs, self.means, self.scales * factor)
+    def widened(self, factor: float, least: float = 0.0) -> "Mixture":
+        """All scales multiplied, and none less than `least`."""
+        return Mixture(self.probs, self.means, np.maximum(self.scales * factor, least))
+
+
+class HeldOut(NamedTuple):
+    """Rows that a network was not trained on."""
+
+    predicted: Mixture
+    y: Floats  # their targets, (rows,)
+    least: float = 0.0  # no scale is less than this
 
 
 def mixture(model: UDN, rows: Table) -> Mixture:
@@ -62,19 +70,15 @@ def average(mixtures: Sequence[Mixture]) -> Mixture:
     )
 
 
-def calibrate(held_out: Sequence[tuple[Mixture, Floats]]) -> tuple[float, float]:
+def calibrate(held_out: Sequence[HeldOut]) -> tuple[float, float]:
     """The factor of all scales with the least mean NLL on held-out rows, and that NLL.
 
-    Args:
-        held_out: mixtures and the targets of their rows, of any number of parts.
-
-    Returns:
-        Factor and NLL; the NLL is infinite if a prediction is no number.
+    The NLL is infinite if a prediction is no number.
     """
-    parts = [_Standardised.of(predicted, y) for predicted, y in held_out]
-    if not all(bool(torch.isfinite(part.z).all()) for part in parts):
+    parts = [_Parts.of(one) for one in held_out]
+    if not all(part.is_finite for part in parts):
         return 1.0, math.inf
-    count = sum(len(y) for _, y in held_out)
+    count = sum(len(one.y) for one in held_out)
 
     def mean_nll(factor: float) -> float:
         return sum(part.nll(factor) for part in parts) / count
@@ -91,23 +95,30 @@ def calibrate(held_out: Sequence[tuple[Mixture, Floats]]) -> tuple[float, float]
     return factor, mean_nll(factor)
 
 
-class _Standardised(NamedTuple):
-    """Targets seen from each component, ready for any factor of the scales."""
+class _Parts(NamedTuple):
+    """What the NLL of any factor is made of, as tensors."""
 
-    z: Tensor  # (y − mean)/scale, (component, rows)
-    log_weight: Tensor  # log of probability over scale, (component, rows)
+    errors: Tensor  # y − mean, (component, rows)
+    scales: Tensor  # (component, rows)
+    log_q: Tensor  # (component, 1)
+    least: float
 
     @classmethod
-    def of(cls, predicted: Mixture, y: Floats) -> "_Standardised":
+    def of(cls, one: HeldOut) -> "_Parts":
+        predicted, y, least = one
         log_q = torch.from_numpy(predicted.probs).log()[:, None]
-        z = torch.from_numpy((y - predicted.means) / predicted.scales)
-        return cls(z, log_q - torch.from_numpy(predicted.scales).log())
+        errors = torch.from_numpy(y - predicted.means)
+        return cls(errors, torch.from_numpy(predicted.scales), log_q, least)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(torch.isfinite(self.errors).all() and torch.isfinite(self.scales).all())
 
     def nll(self, factor: float) -> float:
         """−Σ_i log p(y_i)."""
-        log_density = self.log_weight - 0.5 * (self.z / factor).square()
-        each = torch.logsumexp(log_density, 0) - math.log(factor) - _LOG_SQRT_2PI
-        return -float(each.sum())
+        scales = (self.scales * factor).clamp_(min=self.least)
+        log_density = self.log_q - 0.5 * (self.errors / scales).square() - scales.log()
+        return -float((torch.logsumexp(log_density, 0) - _LOG_SQRT_2PI).sum())
 
 
 def score(predicted: Mixture, y: Floats) -> dict[str, Any]:

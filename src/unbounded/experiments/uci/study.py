@@ -1,5 +1,6 @@
 """One set: choose on validation parts, train on all training rows, score on the test rows."""
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +22,10 @@ from unbounded.experiments.uci.recipe import (
     validation_parts,
 )
 from unbounded.model import UDN
+from unbounded.priors import GaussianWeights
 
 Say = Callable[[str], None]
+_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Plan:
         recipe: how.
         seeds: of the members of an ensemble; single networks have the first.
         device: where to train.
-        chunk: networks at a time; all at once by default.
+        chunk: networks at a time; by default 64 on a CPU, all at once elsewhere.
     """
 
     kind: str
@@ -79,6 +82,12 @@ class Plan:
     def singles(self) -> list[str]:
         """The networks that have to be trained."""
         return models_.single_models(list(self.models))
+
+    @property
+    def networks_at_a_time(self) -> int | None:
+        """A CPU's caches like few, a GPU's many units like all."""
+        on_cpu = torch.device(self.device).type == "cpu"
+        return _CHUNK if self.chunk is None and on_cpu else self.chunk
 
 
 def run_set(data: UCISet, plan: Plan, say: Say = print) -> dict[str, Any]:
@@ -114,13 +123,14 @@ def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], 
     start = time.perf_counter()
     keys, jobs = selection_jobs(data, plan)
     trained = train(jobs, plan)
-    by_candidate: dict[tuple[int, str, float], list[tuple[scores.Mixture, Any]]] = {}
+    by_candidate: dict[tuple[int, str, float], list[scores.HeldOut]] = {}
     for (split, _), job, result in zip(keys, jobs, trained, strict=True):
         predicted = scores.mixture(result.model, job.rows)
         if result.diverged:
             predicted = predicted.widened(math.nan)
         key = split, job.name, job.scale
-        by_candidate.setdefault(key, []).append((predicted, job.rows.y))
+        held_out = scores.HeldOut(predicted, job.rows.y, job.rows.rounding)
+        by_candidate.setdefault(key, []).append(held_out)
     found: dict[tuple[int, str], Choice] = {}
     for split in plan.splits:
         for name in plan.singles:
@@ -184,7 +194,7 @@ def train(
     found: dict[int, Trained] = {}
     for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
         members = [i for i, job in enumerate(jobs) if models_.architecture(job.name) == kind]
-        networks = [_build(jobs[i], recipe) for i in members]
+        networks = _build([jobs[i] for i in members], recipe)
         num_rows = jobs[members[0]].rows.train[0].shape[0]
         total = recipe.epochs(num_rows)
 
@@ -195,7 +205,7 @@ def train(
             networks,
             [jobs[i].rows.train for i in members],
             epochs=total if epochs is None else epochs,
-            chunk=plan.chunk,
+            chunk=plan.networks_at_a_time,
             history_every=total,
             progress=False,
             on_epoch=on_epoch,
@@ -237,8 +247,20 @@ def estimate(data: UCISet, plan: Plan, epochs: int = 4) -> float:
     return total
 
 
-def _build(job: Job, recipe: Recipe) -> UDN:
-    return models_.build(job.name, job.rows.x.shape[1], job.scale, recipe, job.seed)
+def _build(jobs: Sequence[Job], recipe: Recipe) -> list[UDN]:
+    """New networks; those that differ in their prior alone are copies of one another."""
+    priors = {job.scale: GaussianWeights(job.scale) for job in jobs}
+    first: dict[tuple[str, int], UDN] = {}
+    found = []
+    for job in jobs:
+        key = job.name, job.seed
+        if key not in first:
+            size = job.rows.x.shape[1]
+            first[key] = models_.build(job.name, size, job.scale, recipe, job.seed)
+        network = copy.deepcopy(first[key])
+        network.weight_prior = priors[job.scale]
+        found.append(network)
+    return found
 
 
 def _seed(seed: int, split: int) -> int:
@@ -254,7 +276,9 @@ def _score(
 ) -> list[dict[str, Any]]:
     rows = []
     predicted = {
-        key: scores.mixture(result.model, tables[key[0]]).widened(choices[key[:2]].factor)
+        key: scores.mixture(result.model, tables[key[0]]).widened(
+            choices[key[:2]].factor, tables[key[0]].rounding
+        )
         for key, result in trained.items()
     }
     for split in plan.splits:
