@@ -1,5 +1,6 @@
 """A population trains each member as if it were alone: the same weights, births and best epochs."""
 
+import copy
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import unbounded as ub
 from unbounded.data import spiral
@@ -747,6 +749,79 @@ def test_an_ensemble_of_regressors_keeps_each_members_noise():
     torch.testing.assert_close(
         mixture.log_prob(y).exp(), (one.log_prob(y).exp() + two.log_prob(y).exp()) / 2
     )
+
+
+class HostReads(TorchDispatchMode):
+    """Notes operations that a CUDA graph cannot hold: reads by the host, data from the host."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "is_pinned")
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        name = func.overloadpacket.__name__
+        booleans = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if name in self.FORBIDDEN or booleans:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("layers", "likelihood", "options"),
+    [
+        (ub.Dense(2, 6, 2), ub.Categorical(2), {}),
+        (ub.Dense(2, 6, 2, shares_head=True), ub.Categorical(2), {"average": 0.9, "clip": 1.0}),
+        (batch_norm_layers(), ub.Categorical(2), {}),
+        (ub.Dense(2, 6, 1), ub.Bernoulli(), {"patience": 3}),
+        (ub.Dense(2, 6, 1), ub.Gaussian(), {"select": "log_score"}),
+    ],
+    ids=["dense", "shared head", "batch norm", "bernoulli", "regression"],
+)
+def test_an_epoch_can_be_captured(layers, likelihood, options):
+    """What CUDA graphs ask for, as far as a CPU can tell: no host reads, nothing changes place."""
+
+    def model(seed, depth=None):
+        return ub.UDN(layers, copy.deepcopy(likelihood), depth, seed=seed)
+
+    models = [model(0), model(1, ub.FiniteDepth(3)), model(2, ub.FixedDepth(2))]
+    x, y = classes(0)
+    y = y.float() if isinstance(likelihood, ub.Gaussian) else y
+    validation = [(x[s : s + 40], y[s : s + 40]) for s in (0, 9, 20)]
+    data = [(x, y), (x[:70], y[:70]), (x, y, torch.rand(ROWS))]
+    population = Population(models, data, validation=validation, batch_size=BATCH, **options)
+    population.run_epoch()  # the first call of each part runs outside of a graph
+
+    def places():
+        tensors = dict(population.state) | population.network.buffers() | population.best_buffers
+        for index, block in enumerate(population.blocks):
+            tensors |= {f"{index}.{name}": tensor for name, tensor in block.tensors()}
+            tensors[f"{index}.grad"] = block.grad
+        inner = ("_cursor", "_sums", "_taken", "_status", "_lr", "_depth_lr", "_movement")
+        tensors |= {name: getattr(population, name) for name in inner}
+        tensors["orders"] = population.shuffles.orders
+        return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+    before = places()
+    for part in (
+        lambda: population._step(BATCH),
+        population._score,
+        population._look,
+    ):
+        population._cursor.zero_()
+        with HostReads() as mode:
+            part()
+        assert mode.calls > 10
+        assert mode.seen == []
+    population.run_epoch()
+    assert places() == before
+    with HostReads() as mode:
+        population._status.tolist()
+        population._status.sum().item()
+    assert mode.seen, "the mode would have noticed"
 
 
 def test_extent_says_who_runs_which_layer():
