@@ -17,7 +17,7 @@ from unbounded.model import UDN
 from unbounded.predictive import predict
 
 LEVELS = (0.5, 0.9, 0.95)
-_FACTORS = np.geomspace(0.5, 20.0, 32)
+_FACTORS = np.geomspace(0.5, 100.0, 40)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _ROWS = 8192
 

@@ -241,9 +241,11 @@ def estimate(data: UCISet, plan: Plan, epochs: int = 4) -> float:
 
             train(mine, plan, epochs=epochs, on_epoch=mark)
             # The first epochs allocate and capture; the last one is what the others will be.
-            overhead = time.perf_counter() - marks[0] - (marks[-1] - marks[-2]) * epochs
-            each = (marks[-1] - marks[-2]) * plan.recipe.epochs(len(mine[0].rows.train[0]))
-            total += each + max(0.0, overhead)
+            each = marks[-1] - marks[-2]
+            pieces = math.ceil(len(mine) / (plan.networks_at_a_time or len(mine)))
+            overhead = time.perf_counter() - marks[0] - each * epochs * pieces
+            rows = len(mine[0].rows.train[0])
+            total += each * pieces * plan.recipe.epochs(rows) + max(0.0, overhead)
     return total
 
 
