@@ -49,13 +49,13 @@ class WeightCosts:
                 self._constants[name] = constants
 
     def kl(self) -> tuple[Tensor, Tensor]:
-        """The KL of hidden layers and of heads, `(members, depth)` each."""
+        """The KL of hidden layers and of heads, `(depth, members)`; a shared one `(1, members)`."""
         self._graphs: dict[str, tuple[Tensor, list[Tensor]]] = {}
         hidden, heads = (self._kl(name, role) for name, role in self._roles.items())
         return hidden, heads
 
     def backward(self, hidden: Tensor, heads: Tensor) -> None:
-        """Add to the blocks' gradients, given ∂/∂KL, `(members, depth)` each."""
+        """Add to the blocks' gradients, given ∂/∂KL, shaped like the KL."""
         for grad, (name, role) in zip((hidden, heads), self._roles.items(), strict=True):
             rows = role.to_rows(grad)
             if self._precisions is None:
@@ -105,13 +105,12 @@ class _Role:
             self._back = torch.argsort(self._order)
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """`(rows, members)` → `(members, depth)`."""
-        return (rows if self._order is None else rows.index_select(0, self._order)).t()
+        """From the order of the blocks' rows to that of the depths, `(rows, members)`."""
+        return rows if self._order is None else rows.index_select(0, self._order)
 
     def to_rows(self, values: Tensor) -> Tensor:
-        """`(members, depth)` → `(rows, members)`."""
-        rows = values.t()
-        return rows if self._order is None else rows.index_select(0, self._back)
+        """The way back."""
+        return values if self._order is None else values.index_select(0, self._back)
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each block."""

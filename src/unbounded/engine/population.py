@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from unbounded import elbo as elbo_
 from unbounded.elbo import ElboTerms
@@ -275,7 +274,7 @@ class Population:
         levels = torch.arange(1, depth + 1)
         prior = torch.stack([m.depth_prior.log_prob(levels) for m in self.models])
         # Depths that a bounded prior leaves out have no mass under q either: any number will do.
-        self._log_prior = prior.masked_fill(prior.isinf(), 0.0).to(device, self.dtype)
+        self._log_prior = prior.masked_fill(prior.isinf(), 0.0).to(device, self.dtype).t()
         self._levels = levels.to(device)
         firsts = torch.tensor(self.firsts, device=device)
         self._has_head = self._levels >= firsts[:, None]  # (members, depth)
@@ -428,7 +427,7 @@ class Population:
         outputs = self.network.forward(x)
         log_lik = self.likelihood.log_prob(outputs, y)
         with torch.enable_grad():
-            log_q = self.depths.log_q(leaves, support).to(self.dtype)
+            log_q = self.depths.log_q(leaves, support).to(self.dtype).t()
         slopes = self._slopes(log_q.detach(), log_lik, weights, batch)
         takes = self._check(slopes.terms, takes)
         active = support & takes[:, None]  # (members, depth)
@@ -473,47 +472,35 @@ class Population:
     def _slopes(
         self, log_q: Tensor, log_lik: Tensor, weights: Tensor | None, batch: Tensor
     ) -> "Slopes":
-        """The terms of each member's 𝓛(q) and the loss's slopes in what they are made of."""
+        """The terms of each member's 𝓛(q) and the loss's slopes in what they are made of.
+
+        The functions of `unbounded.elbo` go over depths along the first axis and do not mind
+        members along a last one.
+        """
         hidden_kl, head_kl = self.costs.kl()
-        cumulative = self.models[0].cumulative_heads
+        depth, num_data = log_q.shape[0], self.num_data
+        cumulative = self.models[0].cumulative_heads and not self.shares_head
         # The batch of b rows counts n/b times; b is less than the tensor's size if it is padded.
         share = 1 / batch.clamp(min=1)
-        scale = self.num_data * (share * log_lik.shape[2])
-
-        def one(
-            log_q: Tensor,
-            log_lik: Tensor,
-            log_prior: Tensor,
-            hidden_kl: Tensor,
-            head_kl: Tensor,
-            scale: Tensor,
-            weights: Tensor | None,
-            num_data: Tensor,
-        ) -> tuple[ElboTerms, Tensor, tuple[Tensor, Tensor]]:
-            sums = elbo_.sums(
-                log_q,
-                log_lik,
-                log_prior,
-                hidden_kl,
-                head_kl,
-                scale,  # type: ignore[arg-type]
-                weights,
-                cumulative,
-            )
-            slope = sums.log_q_gradient(-1 / num_data, 1 / num_data, 1 / num_data)
-            parts = elbo_.shares(sums.q, hidden_kl.shape[0], head_kl.shape[0], cumulative)
-            return sums.terms(), slope, parts
-
-        terms, slope, (hidden, heads) = vmap(
-            one, in_dims=(0, 1, 0, 0, 0, 0, None if weights is None else 0, 0)
-        )(log_q, log_lik, self._log_prior, hidden_kl, head_kl, scale, weights, self.num_data)
-        column = -(log_q.exp() * share[:, None]).t()[..., None]  # (depth, members, 1)
+        counted = log_lik if weights is None else log_lik * weights
+        sums = elbo_.sums(
+            log_q,
+            counted.transpose(1, 2),
+            self._log_prior,
+            hidden_kl,
+            head_kl.expand(depth, -1),  # a shared head is part of every depth's cost
+            num_data * (share * log_lik.shape[2]),  # type: ignore[arg-type]
+            None,
+            cumulative,
+        )
+        hidden, heads = elbo_.shares(sums.q, depth, head_kl.shape[0], cumulative)
+        column = -(sums.q * share)[..., None]
         return Slopes(
-            terms,
+            ElboTerms(*((sums.q * part).sum(0) for part in sums[1:])),
             column if weights is None else column * weights,
-            slope,
-            hidden / self.num_data[:, None],
-            heads / self.num_data[:, None],
+            sums.log_q_gradient(-1 / num_data, 1 / num_data, 1 / num_data),
+            hidden / num_data,
+            heads / num_data if heads.dim() > 1 else heads[:, None] / num_data,
         )
 
     def _check(self, terms: ElboTerms, takes: Tensor) -> Tensor:
@@ -650,9 +637,9 @@ class Slopes(NamedTuple):
 
     terms: ElboTerms
     log_lik: Tensor  # in log p(y_i; Ω_ℓ(x_i)), broadcastable to (depth, members, batch)
-    log_q: Tensor  # in log q(ℓ), (members, depth)
-    hidden_kl: Tensor  # in the KL of hidden layers, (members, depth)
-    head_kl: Tensor  # in the KL of heads, (members, depth) or (members, 1)
+    log_q: Tensor  # in log q(ℓ), (depth, members)
+    hidden_kl: Tensor  # in the KL of hidden layers, (depth, members)
+    head_kl: Tensor  # in the KL of heads, (depth, members) or (1, members)
 
 
 def _check_models(models: Sequence["UDN"]) -> None:
