@@ -16,7 +16,6 @@ import torch
 
 from unbounded.data import uci
 from unbounded.experiments import records
-from unbounded.experiments.uci import table
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import Plan, estimate, run_set
@@ -49,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the sets one after the other, then write tables and figure."""
+    from unbounded.experiments.uci import table  # a command of its own, with `python -m`
+
     if options.quick and options.splits == "standard":
         options.splits = str(QUICK_SPLITS)
     plan = make_plan(options)
