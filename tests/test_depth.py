@@ -4,12 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
+from unbounded.depth.conway_maxwell import conway_maxwell_quantile
 from unbounded.depth.truncated_poisson import poisson_quantile
 
 FAMILIES = {
@@ -18,6 +20,10 @@ FAMILIES = {
     "poisson-89": lambda: TruncatedPoisson(89.0),  # single precision overflows here if naive
     "poisson-large": lambda: TruncatedPoisson(3000.0, quantile=0.99),
     "poisson-limit": lambda: TruncatedPoisson(20.0, limit=7),
+    "concentrated": lambda: TruncatedConwayMaxwell(5.0, 4.0),
+    "concentrated-tiny": lambda: TruncatedConwayMaxwell(1e-4, 4.0),
+    "concentrated-large": lambda: TruncatedConwayMaxwell(3000.0, 2.5, quantile=0.99),
+    "spread": lambda: TruncatedConwayMaxwell(20.0, 0.5, limit=7),
     "fixed": lambda: FixedDepth(5),
     "finite": lambda: FiniteDepth(6),
 }
@@ -184,3 +190,38 @@ def test_a_rate_that_is_lost_says_so():
     q.raw_rate.data.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="diverged"):
         q.max_depth()
+
+
+@given(RATES, st.sampled_from([0.5, 0.9, 0.95, 0.999]))
+def test_concentration_one_is_the_papers_family(rate, quantile):
+    ours = TruncatedConwayMaxwell(rate, 1.0, quantile).double()
+    paper = TruncatedPoisson(rate, quantile).double()
+    assert ours.max_depth() == paper.max_depth()
+    torch.testing.assert_close(ours.log_probs(), paper.log_probs(), rtol=1e-6, atol=1e-6)
+
+
+@given(RATES, st.floats(0.2, 20.0), st.sampled_from([0.5, 0.95, 0.999]))
+def test_concentrated_quantile_against_a_plain_sum(rate, concentration, quantile):
+    rate = min(rate, 300.0)
+    m = conway_maxwell_quantile(rate, concentration, quantile)
+    counts = np.arange(0, 20_000, dtype=float)
+    log_terms = concentration * (counts * math.log(rate) - scipy.special.gammaln(counts + 1))
+    terms = np.exp(log_terms - log_terms.max())
+    cdf = terms.cumsum() / terms.sum()
+    assert cdf[m] >= quantile - 1e-12
+    assert m == 0 or cdf[m - 1] < quantile + 1e-12
+
+
+@given(st.integers(0, 400), st.floats(0.3, 12.0))
+def test_every_depth_is_the_mode_of_a_concentrated_member(n, concentration):
+    q = TruncatedConwayMaxwell(n + 0.5, concentration).double()
+    assert q.mode() == n + 1
+    assert int(q.log_probs().argmax()) == n
+    wide, narrow = (TruncatedConwayMaxwell(n + 0.5, c).double() for c in (0.5, 8.0))
+    assert narrow.max_depth() <= wide.max_depth()
+
+
+@pytest.mark.parametrize("arguments", [(0.0, 1.0), (1.0, 0.0), (1.0, math.inf), (1.0, 1.0, 0.4)])
+def test_concentrated_members_are_checked(arguments):
+    with pytest.raises(ValueError, match="must be"):
+        TruncatedConwayMaxwell(*arguments)

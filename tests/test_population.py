@@ -25,6 +25,7 @@ from unbounded.engine import (
     predict_ensemble,
 )
 from unbounded.engine.depths import (
+    ConwayMaxwellStack,
     FiniteDepthStack,
     FixedDepthStack,
     TruncatedPoissonStack,
@@ -86,7 +87,7 @@ def mixed() -> list[ub.UDN]:
         udn(2, ub.TruncatedPoisson(2.0, quantile=0.9)),
         udn(3, ub.FiniteDepth(4), ub.UniformDepth(4)),
         udn(4, ub.FixedDepth(2)),
-        udn(5, ub.TruncatedPoisson(0.5, limit=5), ub.GeometricDepth(0.3)),
+        udn(5, ub.TruncatedConwayMaxwell(1.0, 3.0, limit=6), ub.GeometricDepth(0.3)),
     ]
 
 
@@ -610,10 +611,30 @@ def test_stacked_truncated_poisson_agrees_with_the_lone_one(raw, quantile):
     assert int(stack.reach(values, movement, moved).max()) == moved
 
 
+@given(
+    raw=st.lists(st.floats(-8, 60), min_size=1, max_size=4),
+    concentration=st.floats(0.3, 10),
+)
+@settings(max_examples=40, deadline=None)
+def test_stacked_conway_maxwell_agrees_with_the_lone_one(raw, concentration):
+    families = [ub.TruncatedConwayMaxwell(1.0, concentration) for _ in raw]
+    for family, value in zip(families, raw, strict=True):
+        family.double().raw_rate.data.fill_(value)
+    stack = ConwayMaxwellStack(families)
+    expected = [f.max_depth() for f in families]
+    size = max(expected)
+    assert stack.max_depths(stack.values(), size).tolist() == expected
+    if size > 1:
+        short = stack.max_depths(stack.values(), size - 1)
+        assert (short > size - 1).tolist() == [e > size - 1 for e in expected]
+
+
 def test_stacked_families_have_the_lone_ones_probabilities():
     finite = [ub.FiniteDepth(3).double() for _ in range(2)]
     finite[1].logits.data = torch.tensor([1.0, -2.0, 0.5]).double()
+    concentrated = [ub.TruncatedConwayMaxwell(r, c).double() for r, c in ((5, 4), (1, 9), (8, 0.5))]
     groups = [
+        (ConwayMaxwellStack, concentrated),
         (TruncatedPoissonStack, [ub.TruncatedPoisson(r).double() for r in (0.3, 4.0, 30.0)]),
         (FixedDepthStack, [ub.FixedDepth(3), ub.FixedDepth(1)]),
         (FiniteDepthStack, finite),

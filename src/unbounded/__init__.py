@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from unbounded.depth import DepthFamily as DepthFamily
 from unbounded.depth import FiniteDepth as FiniteDepth
 from unbounded.depth import FixedDepth as FixedDepth
+from unbounded.depth import TruncatedConwayMaxwell as TruncatedConwayMaxwell
 from unbounded.depth import TruncatedPoisson as TruncatedPoisson
 from unbounded.elbo import ElboTerms as ElboTerms
 from unbounded.files import FileError as FileError

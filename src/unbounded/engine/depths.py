@@ -4,6 +4,7 @@ A family takes part in a population by a stacked form of itself, found by its cl
 A stacked form holds no parameters: they are rows of a tensor that the population owns.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unbounded.depth import DepthFamily, FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.depth import (
+    DepthFamily,
+    FiniteDepth,
+    FixedDepth,
+    TruncatedConwayMaxwell,
+    TruncatedPoisson,
+)
+from unbounded.depth.conway_maxwell import conway_maxwell_quantile
 from unbounded.depth.truncated_poisson import poisson_quantile
 
 NO_MASS = -1e30
@@ -121,7 +129,7 @@ class TruncatedPoissonStack(DepthStack):
         """The raw rates, `(members, 1)`."""
         return torch.stack([f.raw_rate.detach().reshape(1).cpu() for f in self.families])
 
-    def write(self, family: TruncatedPoisson, values: Tensor) -> None:
+    def write(self, family: Any, values: Tensor) -> None:
         """Set the raw rate."""
         with torch.no_grad():
             family.raw_rate.copy_(values[0])
@@ -130,6 +138,46 @@ class TruncatedPoissonStack(DepthStack):
         if self._quantiles.device != like.device:
             self._quantiles = self._quantiles.to(like.device)
             self._limits = self._limits.to(like.device)
+
+
+class ConwayMaxwellStack(TruncatedPoissonStack):
+    """`TruncatedConwayMaxwell` of many members; concentrations may differ too."""
+
+    def __init__(self, families: Sequence[TruncatedConwayMaxwell]):
+        super().__init__(families)  # type: ignore[arg-type]
+        concentrations = [f.concentration for f in families]
+        self._least = min(concentrations)
+        self._concentrations = torch.tensor(concentrations, dtype=torch.float64)[:, None]
+
+    def max_depths(self, values: Tensor, size: int) -> Tensor:
+        """1 + the number of counts k with P(X ≤ k) < δ, by summing."""
+        self._move(values)
+        # Far enough beyond `size` for what is left out not to matter, if all is well: a member
+        # whose support ends beyond `size` is only told to be so.
+        far = size + math.ceil(9 * math.sqrt(size / self._least) + 50 / self._least)
+        below = self.scores(values.detach(), far).softmax(1).cumsum(1)[:, :size]
+        depths = 1 + (below < self._quantiles[:, None]).sum(1)
+        return torch.minimum(depths, self._limits).long()
+
+    def scores(self, values: Tensor, size: int) -> Tensor:
+        """ν times those of the Poisson."""
+        self._move(values)
+        return self._concentrations * super().scores(values, size)
+
+    def reach_exactly(self, values: Tensor, movement: Tensor) -> int:
+        """The same from the lone family's quantile."""
+        rates = F.softplus(values[:, 0].double() + movement).tolist()
+        return max(
+            min(
+                1 + conway_maxwell_quantile(rate, f.concentration, f.quantile),
+                f.limit or (1 << 62),
+            )
+            for f, rate in zip(self.families, rates, strict=True)
+        )
+
+    def _move(self, like: Tensor) -> None:
+        super()._move(like)
+        self._concentrations = self._concentrations.to(like.device)
 
 
 class FixedDepthStack(DepthStack):
@@ -194,6 +242,7 @@ class FiniteDepthStack(DepthStack):
 
 STACKS: dict[type[DepthFamily], type[DepthStack]] = {
     TruncatedPoisson: TruncatedPoissonStack,
+    TruncatedConwayMaxwell: ConwayMaxwellStack,
     FixedDepth: FixedDepthStack,
     FiniteDepth: FiniteDepthStack,
 }
