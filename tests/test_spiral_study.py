@@ -71,6 +71,7 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
     words = [
         "--models",
         "udn",
+        "udn-concentrated",
         "omega1-2",
         "dun10",
         "dun10-original",
@@ -83,8 +84,9 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
     ]
     results = run(tmp_path, *words)
     runs = results["runs"]
-    assert len(runs) == 2 * 2 * 5 * 2 * 2  # initialisations, rates, models, speeds, seeds
-    assert {r["model"] for r in runs} == {"udn", "omega1", "omega2", "dun10", "dun10-original"}
+    assert len(runs) == 2 * 2 * 6 * 2 * 2  # initialisations, rates, models, speeds, seeds
+    kinds = ("udn", "udn-concentrated", "omega1", "omega2", "dun10", "dun10-original")
+    assert {r["model"] for r in runs} == set(kinds)
     assert all(0 <= r["test_accuracy"] <= 1 and r["stopped"] == ["epochs"] for r in runs)
     assert all(r["depth_mean"] == 2 for r in runs if r["model"] == "omega2")
     written = json.loads((tmp_path / "results.json").read_text())
@@ -93,7 +95,7 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
     assert {"torch", "python", "device"} <= written["versions"].keys()
     assert set(written["seconds"]["training"]) == {
         f"{kind}-{init}"
-        for kind in ("udn", "omega", "dun10", "dun10-original")
+        for kind in ("udn", "udn-concentrated", "omega", "dun10", "dun10-original")
         for init in ("default", "he")
     }
     assert not (tmp_path / "parts").exists()
@@ -103,6 +105,7 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
         assert "nan" not in path.read_text()
     drawn = {path.name for path in tmp_path.glob("*.svg")}
     assert {"data.svg", "accuracy-he-lr0.01.svg", "depth-default-lr0.005.svg"} <= drawn
+    assert "depth-concentrated-he-lr0.01.svg" in drawn
     table = (tmp_path / "table.md").read_text()
     assert "| UDN | 91.7 ± 1.1 |" in table
     assert "DUN-10 (UDN authors’ variant) | 90.5 ± 0.7 |" in table
@@ -211,6 +214,24 @@ def test_names_and_settings():
             study.settings_of(options("--models", word))
     with pytest.raises(ValueError, match="--seeds must be at least 1"):
         study.settings_of(options("--seeds", "0"))
+
+
+def test_each_name_is_the_model_it_says():
+    words = ["--concentrated-rate", "6", "--concentration", "3", "--rate", "2"]
+    settings = study.settings_of(options(*words))
+
+    def model(name: str) -> ub.UDN:
+        return study.build(study.Run(name, "he", 0.005, 1.0, 7), settings)
+
+    assert model("omega3").depth.depth == 3
+    assert model("udn").depth.rate == pytest.approx(2)
+    concentrated = model("udn-concentrated").depth
+    assert (round(concentrated.rate, 4), concentrated.concentration) == (6, 3)
+    assert model("dun10").depth.max_depth() == 10
+    assert type(model("dun10").layers) is ub.Dense
+    assert type(model("dun10-original").layers) is DUNLayers
+    assert all(model(n).layers.init == "he" for n in ("udn", "omega3", "dun10", "dun10-original"))
+    assert model("udn").seed == 7
 
 
 def test_populations_hold_one_architecture_each():

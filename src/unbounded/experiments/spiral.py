@@ -1,6 +1,7 @@
 """The spiral study: Table 1 of the paper, its figures of accuracy and depth, and what goes beyond.
 
-Networks that infer their depth (udn), networks of fixed depth (omega1 … omega10) and depth
+Networks that infer their depth (udn with the paper's truncated Poisson, udn-concentrated with a
+Conway–Maxwell–Poisson of less spread), networks of fixed depth (omega1 … omega10) and depth
 uncertainty networks (dun10 as the paper's authors ran them, dun10-original as their own paper
 defines them) learn spirals of growing rotation speed ω. All speeds, seeds, depths and rates train
 at once, as populations. The best epoch by validation accuracy is scored on the test part.
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from unbounded.baselines import bayes_accuracy, dun, dun_original, nearest_neighbours, rbf_svm
 from unbounded.data import spiral
-from unbounded.depth import FixedDepth, TruncatedPoisson
+from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.engine import MemberResult, combine, fit_population
 from unbounded.experiments import records, spiral_report
 from unbounded.layers import Dense
@@ -57,6 +58,8 @@ class Settings:
     init: tuple[str, ...] = ("default",)
     width: int = 32
     rate: float = 1.0
+    concentrated_rate: float = 5.0
+    concentration: float = 4.0
     depth_lr_ratio: float = 0.1
     dun_depth_lr_ratio: float = 1.0
     depth_warmup: int = 0
@@ -75,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=MODELS,
         metavar="NAME",
-        help="udn, omega3 or omega1-10, dun10, dun10-original (default: udn omega1-10 dun10)",
+        help="udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
+        "(default: udn omega1-10 dun10)",
     )
     parser.add_argument("--omegas", default=list(OMEGAS), help="rotation speeds", **numbers)
     parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, … (default: 5)")
@@ -90,6 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--width", type=int, default=32, help="(default: 32)")
     parser.add_argument("--rate", type=float, default=1.0, help="the UDN's first λ (default: 1)")
+    parser.add_argument(
+        "--concentrated-rate",
+        type=float,
+        default=5.0,
+        help="udn-concentrated's first μ (default: 5)",
+    )
+    parser.add_argument("--concentration", type=float, default=4.0, help="and its ν (default: 4)")
     parser.add_argument(
         "--depth-lr-ratio",
         type=float,
@@ -174,6 +185,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     }
     for name in ("seeds", "epochs", "width", "rate", "depth_lr_ratio", "dun_depth_lr_ratio"):
         values[name] = getattr(options, name)
+    for name in ("concentrated_rate", "concentration"):
+        values[name] = getattr(options, name)
     for name in ("depth_warmup", "average", "schedule", "members"):
         values[name] = getattr(options, name)
     if options.quick:  # what was not asked for otherwise
@@ -232,13 +245,17 @@ def build(run: Run, settings: Settings, member: int = 0) -> UDN:
     seed = run.seed + 1000 * member
     init, likelihood = INITS[run.init], Categorical(CLASSES)
     sizes = (2, settings.width, CLASSES)
+    if run.model.startswith("dun"):
+        make = {"dun10": dun, "dun10-original": dun_original}[run.model]
+        return make(*sizes, likelihood, init=init, seed=seed)
+    depth: DepthFamily
     if run.model == "udn":
-        return UDN(Dense(*sizes, init=init), likelihood, TruncatedPoisson(settings.rate), seed=seed)
-    if run.model.startswith("omega"):
+        depth = TruncatedPoisson(settings.rate)
+    elif run.model == "udn-concentrated":
+        depth = TruncatedConwayMaxwell(settings.concentrated_rate, settings.concentration)
+    else:
         depth = FixedDepth(int(run.model.removeprefix("omega")))
-        return UDN(Dense(*sizes, init=init), likelihood, depth, seed=seed)
-    make = dun if run.model == "dun10" else dun_original
-    return make(*sizes, likelihood, init=init, seed=seed)
+    return UDN(Dense(*sizes, init=init), likelihood, depth, seed=seed)
 
 
 def identity(linear: torch.nn.Linear) -> None:
@@ -318,7 +335,7 @@ def _score(
         "depth_mean": round(mean([model.depth.mean() for model in models]), 4),
         "max_depth": max(model.depth.max_depth() for model in models),
     }
-    if run.model == "udn":
+    if run.model.startswith("udn"):
         first = _classes(predictions[0])
         by_depth = (first.classes_by_depth == y).float().mean(1)
         row["last_depth_mean"] = round(mean([r.history[-1]["depth_mean"] for r in results]), 4)
@@ -394,11 +411,11 @@ def _names(word: str) -> list[str]:
         last = first if match[2] is None else int(match[2])
         if 1 <= first <= last:
             return [f"omega{depth}" for depth in range(first, last + 1)]
-    if word in ("udn", "dun10", "dun10-original"):
+    if word in ("udn", "udn-concentrated", "dun10", "dun10-original"):
         return [word]
     raise ValueError(
-        f"--models: there is no {word!r}; there are udn, omega1, omega2, …, omega1-10, dun10 "
-        "and dun10-original"
+        f"--models: there is no {word!r}; there are udn, udn-concentrated, omega1, omega2, …, "
+        "omega1-10, dun10 and dun10-original"
     )
 
 

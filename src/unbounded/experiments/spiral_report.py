@@ -20,7 +20,17 @@ PAPER = {
 """Table 1 of the paper: mean and standard deviation in percent."""
 SHOWN = (0.0, 2.0, 6.0, 10.0, 14.0, 20.0, 26.0, 30.0)
 ORANGE, BLUE, GREEN, PURPLE = "#e07b00", "#2563a8", "#2f855a", "#7c4dbd"
-_SHORT = {"dun10": "DUN-10", "dun10-original": "DUN-10, original"}
+_COLOURS = {
+    "udn": ORANGE,
+    "udn-concentrated": PURPLE,
+    "dun10": BLUE,
+    "dun10-original": GREEN,
+}
+_SHORT = {
+    "udn-concentrated": "UDN, concentrated",
+    "dun10": "DUN-10",
+    "dun10-original": "DUN-10, original",
+}
 GREYS = ("#c9ced6", "#b4bac5", "#9fa7b4", "#8a93a3", "#767f91", "#636d80", "#525c70", "#434d60")
 
 
@@ -32,6 +42,7 @@ def label(model: str) -> str:
         )
     return {
         "udn": "UDN",
+        "udn-concentrated": "UDN, concentrated posterior",
         "dun10": "DUN-10 (UDN authors’ variant)",
         "dun10-original": "DUN-10 (as its own paper defines it)",
         "nearest-neighbours": "nearest neighbours",
@@ -88,8 +99,10 @@ def write(out: Path, results: Row) -> list[Path]:
             mine = [r for r in results["runs"] if (r["init"], r["lr"]) == (init, lr)]
             name = f"{init}-lr{lr:g}"
             drawn[f"accuracy-{name}.svg"] = accuracy_figure(mine, results["references"], init, lr)
-            if any(r["model"] == "udn" for r in mine):
-                drawn[f"depth-{name}.svg"] = depth_figure(mine, init, lr)
+            for model in sorted({r["model"] for r in mine if r["model"].startswith("udn")}):
+                ours = [r for r in mine if r["model"] == model]
+                kind = model.replace("udn", "depth")
+                drawn[f"{kind}-{name}.svg"] = depth_figure(ours, label(model), init, lr)
     for name, text in drawn.items():
         records.write_text(out / name, text)
     return [out / name for name in ("results.json", "table.md", *drawn)]
@@ -119,7 +132,7 @@ def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, l
     for model in models:
         mine = [r for r in runs if r["model"] == model]
         mean, sd = _by_omega(mine, omegas)
-        colour = {"udn": ORANGE, "dun10": BLUE, "dun10-original": GREEN}.get(model)
+        colour = _COLOURS.get(model)
         if colour is None:
             colour = GREYS[fixed.index(model) * len(GREYS) // max(1, len(fixed))]
         banded = not model.startswith("omega") or len(fixed) <= 4
@@ -128,7 +141,7 @@ def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, l
             [m - s for m, s in zip(mean, sd, strict=True)] if banded else None,
             [m + s for m, s in zip(mean, sd, strict=True)] if banded else None,
             colour,
-            2.6 if model == "udn" else 1.6,
+            2.6 if model.startswith("udn") else 1.6,
         )
     low = min((min(line.low or line.ys) for line in lines.values()), default=50.0)
     limits = {r["omega"]: 100 * r["test_accuracy"] for r in references if r["model"] == "bayes"}
@@ -146,15 +159,14 @@ def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, l
     )
 
 
-def depth_figure(runs: Sequence[Row], init: str, lr: float) -> str:
-    """Box plots of the UDN's posterior mean depth against ω."""
+def depth_figure(runs: Sequence[Row], name: str, init: str, lr: float) -> str:
+    """Box plots of a UDN's posterior mean depth against ω."""
     boxes: dict[float, list[float]] = {}
     for row in runs:
-        if row["model"] == "udn":
-            boxes.setdefault(row["omega"], []).append(row["depth_mean"])
+        boxes.setdefault(row["omega"], []).append(row["depth_mean"])
     return figures.box_figure(
         boxes,
-        title=f"Posterior mean depth of the UDN, {_init(init)}, rate {lr:g}",
+        title=f"Posterior mean depth ({name}), {_init(init)}, rate {lr:g}",
         x_label="rotation speed ω",
         y_label="E[ℓ]",
         colour=ORANGE,
@@ -185,6 +197,8 @@ def _page(results: Row) -> str:
         lines.append(f"For every network: {', '.join(f'{k} {v}' for k, v in extras.items())}.")
     ratios = {k: settings[k] for k in ("rate", "depth_lr_ratio", "dun_depth_lr_ratio")}
     ratios["depth_warmup"] = settings["depth_warmup"]
+    if "udn-concentrated" in settings["models"]:
+        ratios |= {k: settings[k] for k in ("concentrated_rate", "concentration")}
     lines.append(f"Depth: {', '.join(f'{k} {v:g}' for k, v in ratios.items())}.")
     return "\n".join(lines) + "\n"
 
@@ -223,7 +237,10 @@ def _init(init: str) -> str:
     )
 
 
+_LAST = {"dun10-original": (1, 0), "dun10": (1, 1), "udn": (2, 0), "udn-concentrated": (2, 1)}
+
+
 def _order(model: str) -> tuple[int, int]:
     if model.startswith("omega"):
         return 0, int(model.removeprefix("omega"))
-    return {"dun10-original": (1, 0), "dun10": (1, 1), "udn": (2, 0)}[model]
+    return _LAST[model]
