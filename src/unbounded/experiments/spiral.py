@@ -246,7 +246,7 @@ def build(run: Run, settings: Settings, member: int = 0) -> UDN:
     init, likelihood = INITS[run.init], Categorical(CLASSES)
     sizes = (2, settings.width, CLASSES)
     if run.model.startswith("dun"):
-        make = {"dun10": dun, "dun10-original": dun_original}[run.model]
+        make: Callable[..., UDN] = dun if run.model == "dun10" else dun_original
         return make(*sizes, likelihood, init=init, seed=seed)
     depth: DepthFamily
     if run.model == "udn":
