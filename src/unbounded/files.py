@@ -1,8 +1,10 @@
 """Models as files: one safetensors file, its configuration as JSON in the header, no pickle."""
 
+import copy
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,13 @@ import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.depth import DepthFamily, FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.depth import (
+    DepthFamily,
+    FiniteDepth,
+    FixedDepth,
+    TruncatedConwayMaxwell,
+    TruncatedPoisson,
+)
 from unbounded.layers import Dense, Layers, ResidualDense
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from unbounded.priors import (
@@ -31,7 +39,10 @@ FORMAT = "unbounded-model-1"
 _KNOWN: dict[str, dict[str, Any]] = {
     "layers": {cls.__name__: cls for cls in (Dense, ResidualDense)},
     "likelihood": {cls.__name__: cls for cls in (Categorical, Bernoulli, Gaussian)},
-    "depth": {cls.__name__: cls for cls in (TruncatedPoisson, FixedDepth, FiniteDepth)},
+    "depth": {
+        cls.__name__: cls
+        for cls in (TruncatedPoisson, TruncatedConwayMaxwell, FixedDepth, FiniteDepth)
+    },
     "depth_prior": {cls.__name__: cls for cls in (PoissonDepth, GeometricDepth, UniformDepth)},
     "weight_prior": {cls.__name__: cls for cls in (GaussianWeights,)},
 }
@@ -41,13 +52,21 @@ class FileError(ValueError):
     """A file that is not what it should be; nothing of it was executed."""
 
 
-def save(model: "UDN", path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
+def save(
+    model: "UDN",
+    path: str | Path,
+    *,
+    extra: dict[str, Any] | None = None,
+    siblings: Sequence["UDN"] = (),
+) -> None:
     """Write the model to one safetensors file, atomically.
 
     Args:
         model: any model; parts of your own are named in the file and passed to `load` again.
         path: the file; replaced if it is there.
         extra: plain data (JSON) to travel along; `read_header` gives it back.
+        siblings: further members of an ensemble, alike but for seed, λ and weights; `load_all`
+            gives them back.
     """
     header = {
         "format": FORMAT,
@@ -56,13 +75,33 @@ def save(model: "UDN", path: str | Path, *, extra: dict[str, Any] | None = None)
         "cumulative_heads": model.cumulative_heads,
         "seed": model.seed,
         "extra": extra or {},
+        "siblings": [{"num_layers": s.network.num_layers, "seed": s.seed} for s in siblings],
     }
     for part in _KNOWN:
         header[part] = _describe(part, getattr(model, part))
-    write_tensors(path, model.state_dict(), {"unbounded": json.dumps(header)})
+    tensors = dict(model.state_dict())
+    for number, sibling in enumerate(siblings, 1):
+        tensors |= {f"{_SIBLING}{number}.{k}": v for k, v in sibling.state_dict().items()}
+    write_tensors(path, tensors, {"unbounded": json.dumps(header)})
 
 
-def load(
+def load(path: str | Path, *, device: str | torch.device = "cpu", **parts: Any) -> "UDN":
+    """Read a model that `save` wrote. Built-in parts rebuild themselves, pass in your own.
+
+    No pickle is read and no code is run that the file could choose.
+
+    Args:
+        path: the file.
+        device: where the model goes.
+        parts: `layers`, `likelihood`, `depth`, `depth_prior` or `weight_prior` of your own.
+
+    Raises:
+        FileError: if the file is truncated, foreign, or asks for what it does not hold.
+    """
+    return load_all(path, device=device, **parts)[0]
+
+
+def load_all(
     path: str | Path,
     *,
     layers: Layers | None = None,
@@ -71,14 +110,8 @@ def load(
     depth_prior: DepthPrior | None = None,
     weight_prior: WeightPrior | None = None,
     device: str | torch.device = "cpu",
-) -> "UDN":
-    """Read a model that `save` wrote. Built-in parts rebuild themselves, pass in your own.
-
-    No pickle is read and no code is run that the file could choose.
-
-    Raises:
-        FileError: if the file is truncated, foreign, or asks for what it does not hold.
-    """
+) -> list["UDN"]:
+    """The model of a file and, behind it, its siblings; arguments as in `load`."""
     from unbounded.model import UDN
 
     tensors, metadata = read_tensors(path)
@@ -90,30 +123,39 @@ def load(
         "depth_prior": depth_prior,
         "weight_prior": weight_prior,
     }
-    num_layers = header.get("num_layers")
-    if not isinstance(num_layers, int) or not 1 <= num_layers <= len(tensors):
-        raise FileError(f"{path} claims {num_layers!r} layers and holds {len(tensors)} tensors")
+    described = header.get("siblings", [])
+    if not isinstance(described, list) or len(described) > len(tensors):
+        raise FileError(f"{path} claims siblings that it does not hold")
+    states = [_own(tensors), *(_of(tensors, number) for number in range(1, len(described) + 1))]
+    _check_count(path, header.get("num_layers"), states[0])
     dtype = _DTYPES.get(header.get("dtype"))  # type: ignore[arg-type]
     if dtype is None:
         raise FileError(f"{path} has the unknown dtype {header.get('dtype')!r}")
     _check_sizes(path, header, tensors)
     try:
-        parts = {name: _rebuild(path, header, name, value) for name, value in given.items()}
-        model = UDN(
-            **parts,
-            cumulative_heads=bool(header["cumulative_heads"]),
-            seed=int(header["seed"]),
-        )
-        model.to(dtype)
-        growth.resize(model, num_layers)
-        model.load_state_dict(tensors)
+        models: list[UDN] = []
+        for state, one in zip(states, [header, *described], strict=True):
+            _check_count(path, one["num_layers"], state)
+            parts = {
+                name: _rebuild(path, header, name, copy.deepcopy(value) if models else value)
+                for name, value in given.items()
+            }
+            model = UDN(
+                **parts,
+                cumulative_heads=bool(header["cumulative_heads"]),
+                seed=int(one["seed"]),
+            )
+            model.to(dtype)
+            growth.resize(model, one["num_layers"])
+            model.load_state_dict(state)
+            models.append(model.to(device).eval())
     except FileError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise FileError(
             f"{path} does not describe a model this version can build: {error}"
         ) from None
-    return model.to(device).eval()
+    return models
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -174,6 +216,24 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+
+
+_SIBLING = "sibling."
+
+
+def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k: v for k, v in tensors.items() if not k.startswith(_SIBLING)}
+
+
+def _of(tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    prefix = f"{_SIBLING}{number}."
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _check_count(path: str | Path, num_layers: Any, tensors: dict[str, Tensor]) -> None:
+    """A file cannot ask for more layers than it has tensors for."""
+    if not isinstance(num_layers, int) or not 1 <= num_layers <= len(tensors):
+        raise FileError(f"{path} claims {num_layers!r} layers and holds {len(tensors)} tensors")
 
 
 def _describe(part: str, value: Any) -> dict[str, Any]:

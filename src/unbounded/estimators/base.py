@@ -1,7 +1,7 @@
 """What both estimators share: from a table to `unbounded.fit`, and from rows to predictions."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.depth import DepthFamily
+from unbounded.estimators.ensemble import average_by_depth, average_probs, combine
 from unbounded.estimators.rows import Array, Rows, Scaling, merge, split
 from unbounded.frozen import Frozen
 from unbounded.layers import Dense, Layers
@@ -54,12 +55,13 @@ class UDNEstimator(BaseEstimator):
         likelihood: Likelihood | None = None,
         epochs: int | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
-        lr: float = 0.01,
+        lr: float = 0.005,
         patience: int | Literal["auto"] | None = "auto",
         validation_fraction: float = 0.2,
         select: str = "log_score",
         refit: bool = True,
         standardize: bool = True,
+        n_members: int = 1,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: int = 0,
@@ -78,21 +80,21 @@ class UDNEstimator(BaseEstimator):
         self.select = select
         self.refit = refit
         self.standardize = standardize
+        self.n_members = n_members
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
     model_: UDN
+    members_: list[UDN]
     history_: History
     n_features_in_: int
 
     @property
     def depth_probs_(self) -> NDArray[np.float64]:
-        """q(1) … q(m), shape `(max_depth_,)`."""
+        """q(1) … q(m), shape `(max_depth_,)`; of an ensemble the members' average."""
         check_is_fitted(self)
-        first, _ = self.model_.support()
-        probs = self.model_.depth_log_probs().detach().double().exp().cpu().numpy()
-        return np.concatenate([np.zeros(first - 1), probs / probs.sum()])
+        return average_probs([_depth_probs(model) for model in self.members_])
 
     @property
     def max_depth_(self) -> int:
@@ -109,8 +111,8 @@ class UDNEstimator(BaseEstimator):
     def depths_(self) -> NDArray[np.int64]:
         """The depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`."""
         check_is_fitted(self)
-        first, last = self.model_.support()
-        return np.arange(first, last + 1)
+        supports = [model.support() for model in self.members_]
+        return np.arange(min(s[0] for s in supports), max(s[1] for s in supports) + 1)
 
     def save(self, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
         """Write the fitted estimator to one safetensors file: data only, no pickle.
@@ -174,6 +176,10 @@ class UDNEstimator(BaseEstimator):
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
+        if isinstance(self.n_members, bool) or not isinstance(self.n_members, Integral):
+            raise ValueError(f"n_members must be an integer from 1, got {self.n_members!r}")
+        if self.n_members < 1:
+            raise ValueError(f"n_members must be an integer from 1, got {self.n_members!r}")
         for name in ("epochs", "batch_size", "patience"):
             value = getattr(self, name)
             if value == "auto" or (value is None and name == "patience"):
@@ -219,33 +225,42 @@ class UDNEstimator(BaseEstimator):
     def _run(
         self, train: Rows, held: Rows | None, size: int, seed: int, epochs: int, anneal: bool
     ) -> "Run":
-        """One call of `unbounded.fit` with a new model, its scaling from the training rows."""
+        """One training of new models, their scaling from the training rows."""
         scalings = self._scalings(train)
-        model = self._build(train.x.shape[1], size, seed)
+        models = [
+            self._build(train.x.shape[1], size, one) for one in member_seeds(seed, self.n_members)
+        ]
         validation = None
         patience = None
         if held is not None and len(held.x):
-            validation = scalings.tensors(held, model)
+            validation = scalings.tensors(held, models[0])
             patience = max(1, epochs // PATIENCE) if self.patience == "auto" else self.patience
-        x, y, weights = scalings.tensors(train, model)
-        result = fit(
-            model,
-            x,
-            y,
-            weights=weights,
-            validation=validation,
-            epochs=epochs,
-            batch_size=self._batch_size(len(train.x)),
-            lr=self.lr,
-            scheduler=(lambda optimizer: annealing(optimizer, epochs)) if anneal else None,
-            patience=patience,
-            select=self.select,
-            progress=bool(self.verbose),
-        )
-        return Run(model, scalings, result)
+        x, y, weights = scalings.tensors(train, models[0])
+        options: dict[str, Any] = {
+            "validation": validation,
+            "epochs": epochs,
+            "batch_size": self._batch_size(len(train.x)),
+            "lr": self.lr,
+            "patience": patience,
+            "select": self.select,
+            "progress": bool(self.verbose),
+        }
+        if len(models) == 1:
+            scheduler = (lambda optimizer: annealing(optimizer, epochs)) if anneal else None
+            result: Any = fit(models[0], x, y, weights=weights, scheduler=scheduler, **options)
+        else:
+            from unbounded.engine import fit_population
+
+            data = (x, y) if weights is None else (x, y, weights)
+            if validation is not None and validation[2] is None:
+                options["validation"] = validation[:2]
+            schedule = (lambda epoch: annealing_factor(epoch, epochs)) if anneal else None
+            result = EnsembleResult.of(fit_population(models, data, schedule=schedule, **options))
+        return Run(models, scalings, result)
 
     def _keep(self, run: "Run", rows: int) -> None:
-        self.model_ = run.model.eval()
+        self.members_ = [model.eval() for model in run.models]
+        self.model_ = self.members_[0]
         self.input_scaling_ = run.scalings.inputs
         if run.scalings.targets is not None:
             self.target_scaling_ = run.scalings.targets
@@ -304,12 +319,14 @@ class UDNEstimator(BaseEstimator):
 
     def _train_further(self, x: Array, y: Array, weights: Array, size: int) -> None:
         """One pass over new rows from where the model stands, for `partial_fit`."""
+        if self.n_members != 1:
+            raise ValueError(f"partial_fit trains one model: n_members is {self.n_members}, not 1")
         rows = merge(x, y, weights)
         if not self.__sklearn_is_fitted__():
             self._check_arguments()
             rng = check_random_state(self.random_state)
             model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
-            self._keep(Run(model, self._scalings(rows), None), 0)
+            self._keep(Run([model], self._scalings(rows), None), 0)
             self.history_, self.refit_history_ = History(), None
             self.best_epoch_, self.n_iter_, self.stopped_ = 0, 0, "partial_fit"
         model = self.model_
@@ -343,22 +360,37 @@ class UDNEstimator(BaseEstimator):
     # Predicting
 
     def _predictions(self, X: Any) -> Iterator[Prediction]:
-        """The mixture over depths for a few thousand rows at a time.
+        """The mixture over depths (and members) for a few thousand rows at a time."""
+        for predictions in self._member_predictions(X):
+            yield combine(predictions)
+
+    def _member_predictions(self, X: Any) -> Iterator[list[Prediction]]:
+        """The mixtures of the members for a few thousand rows at a time.
 
         In double precision: a row's prediction then does not depend, to more digits than anybody
         looks at, on the rows it is predicted together with.
         """
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        frozen: Frozen = self.model_.freeze().double()
-        log_q = frozen.depth_probs.log()
+        frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
         for start in range(0, len(x), _PREDICTION_ROWS):
-            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_)
+            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_).to(device)
             with torch.inference_mode():  # closed before the yield: it must not leak to the caller
-                outputs, _ = frozen(piece.to(device))
-            yield frozen.likelihood.predict(outputs, log_q)
+                outputs = [one(piece)[0] for one in frozen]
+            yield [
+                one.likelihood.predict(output, one.depth_probs.log())
+                for one, output in zip(frozen, outputs, strict=True)
+            ]
+
+    def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
+        return average_by_depth(
+            values,
+            [model.support()[0] for model in self.members_],
+            [_depth_probs(model) for model in self.members_],
+        )
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
@@ -367,7 +399,8 @@ class UDNEstimator(BaseEstimator):
         state: dict[str, Any] = super().__getstate__()
         if "model_" in state and state["model_"].anchor.is_cuda:
             # A pickle made beside a GPU opens on machines without one.
-            state = {**state, "model_": copy.deepcopy(state["model_"]).cpu(), "_optimizer": None}
+            members = [copy.deepcopy(model).cpu() for model in state["members_"]]
+            state = {**state, "members_": members, "model_": members[0], "_optimizer": None}
         return state
 
 
@@ -379,8 +412,26 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def annealing(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
+    """`annealing_factor` as a scheduler."""
+    return LambdaLR(optimizer, lambda epoch: annealing_factor(epoch, epochs))
+
+
+def annealing_factor(epoch: int, epochs: int) -> float:
     """The full rate for the first half of the epochs, then down to nothing in a line."""
-    return LambdaLR(optimizer, lambda epoch: min(1.0, 2 * (1 - epoch / epochs)))
+    return min(1.0, 2 * (1 - epoch / epochs))
+
+
+def member_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of an ensemble's members; the first is that of a lone model."""
+    others = (np.random.SeedSequence([seed, k]).generate_state(1)[0] for k in range(1, count))
+    return [seed, *(int(other >> 1) for other in others)]
+
+
+def _depth_probs(model: UDN) -> NDArray[np.float64]:
+    """q(1) … q(m) of one model, adding up to one."""
+    first, _ = model.support()
+    probs = model.depth_log_probs().detach().double().exp().cpu().numpy()
+    return np.concatenate([np.zeros(first - 1), probs / probs.sum()])
 
 
 def auto_batch_size(rows: int) -> int:
@@ -412,8 +463,31 @@ class Scalings:
 
 @dataclass
 class Run:
-    """A trained model with what its rows were scaled by."""
+    """Trained models with what their rows were scaled by."""
 
-    model: UDN
+    models: list[UDN]
     scalings: Scalings
-    result: Any  # a FitResult; none of partial_fit
+    result: Any  # a FitResult or EnsembleResult; none of partial_fit
+
+
+@dataclass
+class EnsembleResult:
+    """What a `FitResult` says, of several members."""
+
+    history: History  # the first member's
+    best_epoch: int  # the members' median
+    stopped: str
+
+    @classmethod
+    def of(cls, results: Sequence[Any]) -> "EnsembleResult":
+        """Of what `fit_population` returns."""
+        if any(result.stopped == "diverged" for result in results):
+            raise FloatingPointError(
+                "the loss of a member is not finite: a lower lr or another initialisation helps"
+            )
+        interrupted = any(result.stopped == "interrupted" for result in results)
+        return cls(
+            results[0].history,
+            int(np.median([result.best_epoch for result in results])),
+            "interrupted" if interrupted else results[0].stopped,
+        )

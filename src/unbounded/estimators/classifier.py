@@ -15,13 +15,69 @@ from unbounded.depth import DepthFamily
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.plain import describe_classes, rebuild_classes
 from unbounded.layers import Layers
-from unbounded.likelihoods import Categorical, Likelihood
+from unbounded.likelihoods import Categorical, Likelihood, Prediction
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.priors import DepthPrior, WeightPrior
 
 
 class UDNClassifier(ClassifierMixin, UDNEstimator):
-    """A classifier whose depth is inferred from the data."""
+    """A classifier whose depth is inferred from the data; scikit-learn's interface.
+
+    Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (so that a
+    `sample_weight` of 2 and a row that is there twice are the same, to the last bit) and put
+    into an order of their own; a share is held out to find the best epoch. Ctrl-C ends training
+    and keeps the best model so far.
+
+    Main args:
+        width: size of every hidden state.
+        epochs: passes over the training rows at most. "auto": 3000 steps, in 20 to 200 epochs.
+        batch_size: rows a step. "auto": a power of two near √rows, from 32 to 1024.
+        lr: rate of the weights, with Adam; λ learns at a tenth of it.
+        validation_fraction: share of the rows (of each class alike) that is held out to find the
+            best epoch. Tables too small to spare 8 rows for that are trained to the end.
+        refit: once the best epoch is known, train anew on all rows up to it, with a rate that
+            falls to nothing in the second half. False keeps the weights of the best epoch.
+        n_members: train this many models at once (`unbounded.engine`) from different seeds and
+            average their predictions: a deep ensemble.
+        random_state: a number makes everything reproducible, bit for bit on a CPU.
+        device: "auto" (a GPU if there is one), or what `torch.device` takes.
+        verbose: 1 shows a progress bar on standard error.
+
+    Other args:
+        layers: a `Layers` of the core in place of dense ones, or a callable
+            (in_features, out_features) -> `Layers`.
+        depth: the family q(ℓ; λ); a truncated Poisson from λ = 1 by default.
+        depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
+        weight_prior: p(θ); N(0, 1) by default.
+        likelihood: p(y; Ω); `Categorical` by default.
+        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
+            the epochs. None: never.
+        select: the best epoch by "log_score" or by "score" (accuracy).
+        standardize: bring every input column to mean 0 and standard deviation 1.
+        class_weight: a dict of weights, or "balanced": every class counts the same in all.
+
+    Attributes:
+        model_: the `UDN`, in evaluation mode; the first one of an ensemble.
+        members_: all of them.
+        classes_: the class labels, sorted.
+        depth_probs_: q(1) … q(m), `(max_depth_,)`.
+        depth_mean_: E[ℓ].
+        max_depth_: m, the largest depth with mass.
+        depths_: the depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`.
+        history_: one row an epoch, from the training with held-out rows.
+        refit_history_: the same of the training on all rows; None if there was none.
+        best_epoch_: the epoch that the held-out rows chose.
+        n_iter_: epochs of that first training.
+        stopped_: why it ended: "epochs", "patience" or "interrupted".
+        n_features_in_, feature_names_in_: of the table.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = UDNClassifier(random_state=0).fit(X, y)
+        >>> model.predict_proba(X).shape, model.predict_by_depth(X).shape[1:]
+        ((150, 3), (150, 3))
+    """
 
     def __init__(
         self,
@@ -34,13 +90,14 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         likelihood: Likelihood | None = None,
         epochs: int | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
-        lr: float = 0.01,
+        lr: float = 0.005,
         patience: int | Literal["auto"] | None = "auto",
         validation_fraction: float = 0.2,
         select: str = "log_score",
         refit: bool = True,
         standardize: bool = True,
         class_weight: dict[Any, float] | str | None = None,
+        n_members: int = 1,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: int = 0,
@@ -60,6 +117,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             select=select,
             refit=refit,
             standardize=standardize,
+            n_members=n_members,
             random_state=random_state,
             device=device,
             verbose=verbose,
@@ -133,17 +191,24 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         The first axis goes over `depths_`; weighted by their probabilities the slices add up to
         `predict_proba`.
         """
-        pieces = [p.log_probs_by_depth.exp().cpu().numpy() for p in self._class_predictions(X)]
+        pieces = [
+            self._by_depth([self._classes(p).log_probs_by_depth.exp().cpu().numpy() for p in each])
+            for each in self._member_predictions(X)
+        ]
         return np.concatenate(pieces, 1)
 
     def _class_predictions(self, X: Any) -> Any:
         for prediction in self._predictions(X):
-            if not isinstance(prediction, ClassPrediction):
-                raise TypeError(
-                    f"{type(prediction.likelihood).__name__} predicts no classes: UDNClassifier "
-                    "needs a likelihood such as Categorical or Bernoulli"
-                )
-            yield prediction
+            yield self._classes(prediction)
+
+    @staticmethod
+    def _classes(prediction: Prediction) -> ClassPrediction:
+        if not isinstance(prediction, ClassPrediction):
+            raise TypeError(
+                f"{type(prediction.likelihood).__name__} predicts no classes: UDNClassifier "
+                "needs a likelihood such as Categorical or Bernoulli"
+            )
+        return prediction
 
     def _check(
         self, X: Any, y: Any, reset: bool = True, min_rows: int = 2

@@ -32,7 +32,12 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
         "n_rows_seen": estimator.n_rows_seen_,
         **estimator._describe_targets(),
     }
-    files.save(estimator.model_, path, extra={**(extra or {}), "estimator": described})
+    files.save(
+        estimator.model_,
+        path,
+        extra={**(extra or {}), "estimator": described},
+        siblings=estimator.members_[1:],
+    )
 
 
 def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
@@ -55,7 +60,8 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
     described = files.read_header(path).get("extra", {}).get("estimator")
     if not isinstance(described, dict) or described.get("kind") not in kinds:
         raise FileError(f"{path} holds a model, but not one of an estimator: use unbounded.load")
-    model = files.load(path, device=resolve_device(device), **parts)
+    members = files.load_all(path, device=resolve_device(device), **parts)
+    model = members[0]
     try:
         estimator = kinds[described["kind"]]()
         arguments = described["arguments"]
@@ -65,7 +71,7 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
             **{name: getattr(model, name) for name in arguments["parts"]},
             device=device,
         )
-        estimator.model_ = model
+        estimator.model_, estimator.members_ = model, members
         estimator._optimizer = None
         estimator.n_features_in_ = int(described["n_features_in"])
         if described["feature_names_in"]:

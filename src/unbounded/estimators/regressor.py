@@ -21,7 +21,62 @@ Floats = NDArray[np.float64]
 
 
 class UDNRegressor(RegressorMixin, UDNEstimator):
-    """A regressor whose depth is inferred from the data."""
+    """A regressor whose depth is inferred from the data; scikit-learn's interface.
+
+    Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (so that a
+    `sample_weight` of 2 and a row that is there twice are the same, to the last bit) and put
+    into an order of their own; a share is held out to find the best epoch. Ctrl-C ends training
+    and keeps the best model so far.
+
+    Main args:
+        width: size of every hidden state.
+        epochs: passes over the training rows at most. "auto": 3000 steps, in 20 to 200 epochs.
+        batch_size: rows a step. "auto": a power of two near √rows, from 32 to 1024.
+        lr: rate of the weights, with Adam; λ learns at a tenth of it.
+        validation_fraction: share of the rows that is held out to find the best epoch. Tables
+            too small to spare 8 rows for that are trained to the end.
+        refit: once the best epoch is known, train anew on all rows up to it, with a rate that
+            falls to nothing in the second half. False keeps the weights of the best epoch.
+        n_members: train this many models at once (`unbounded.engine`) from different seeds and
+            average their predictions: a deep ensemble.
+        random_state: a number makes everything reproducible, bit for bit on a CPU.
+        device: "auto" (a GPU if there is one), or what `torch.device` takes.
+        verbose: 1 shows a progress bar on standard error.
+
+    Other args:
+        layers: a `Layers` of the core in place of dense ones, or a callable
+            (in_features, out_features) -> `Layers`.
+        depth: the family q(ℓ; λ); a truncated Poisson from λ = 1 by default.
+        depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
+        weight_prior: p(θ); N(0, 1) by default.
+        likelihood: p(y; Ω); `Gaussian` with learnt noise by default.
+        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
+            the epochs. None: never.
+        select: the best epoch by "log_score" or by "score" (RMSE).
+        standardize: bring every input column to mean 0 and standard deviation 1.
+        standardize_target: the same for the target; predictions come back in its units.
+
+    Attributes:
+        model_: the `UDN`, in evaluation mode; the first one of an ensemble.
+        members_: all of them.
+        depth_probs_: q(1) … q(m), `(max_depth_,)`.
+        depth_mean_: E[ℓ].
+        max_depth_: m, the largest depth with mass.
+        depths_: the depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`.
+        history_: one row an epoch, from the training with held-out rows.
+        refit_history_: the same of the training on all rows; None if there was none.
+        best_epoch_: the epoch that the held-out rows chose.
+        n_iter_: epochs of that first training.
+        stopped_: why it ended: "epochs", "patience" or "interrupted".
+        n_features_in_, feature_names_in_: of the table.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> model = UDNRegressor(random_state=0).fit(X, y)
+        >>> mean, std = model.predict(X, return_std=True)
+        >>> low, high = model.predict_quantiles(X, [0.05, 0.95])
+    """
 
     def __init__(
         self,
@@ -34,13 +89,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         likelihood: Likelihood | None = None,
         epochs: int | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
-        lr: float = 0.01,
+        lr: float = 0.005,
         patience: int | Literal["auto"] | None = "auto",
         validation_fraction: float = 0.2,
         select: str = "log_score",
         refit: bool = True,
         standardize: bool = True,
         standardize_target: bool = True,
+        n_members: int = 1,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: int = 0,
@@ -60,6 +116,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             select=select,
             refit=refit,
             standardize=standardize,
+            n_members=n_members,
             random_state=random_state,
             device=device,
             verbose=verbose,
@@ -138,10 +195,20 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         predictive mixture, as `unbounded.metrics` takes it.
         """
         means, stds = [], []
-        for prediction in self._gaussian_predictions(X):
-            mean, std = prediction.components()
-            means.append(mean.cpu().numpy())
-            stds.append(std.cpu().numpy())
+        for each in self._member_predictions(X):
+            parts = [self._gaussian(prediction).components() for prediction in each]
+            member_means = [part[0].cpu().numpy() for part in parts]
+            mean = self._by_depth(member_means)
+            squares = [
+                m**2 + part[1].cpu().numpy() ** 2
+                for m, part in zip(member_means, parts, strict=True)
+            ]
+            means.append(mean)
+            stds.append(
+                parts[0][1].cpu().numpy()
+                if len(parts) == 1
+                else np.sqrt(np.maximum(self._by_depth(squares) - mean**2, 0))
+            )
         by_depth = self._shaped(self.target_scaling_.undo(np.concatenate(means, 1)))
         if not return_std:
             return by_depth
@@ -149,12 +216,16 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
 
     def _gaussian_predictions(self, X: Any) -> Any:
         for prediction in self._predictions(X):
-            if not hasattr(prediction, "mean"):
-                raise TypeError(
-                    f"{type(prediction.likelihood).__name__} predicts no mean: UDNRegressor needs "
-                    "a likelihood such as Gaussian"
-                )
-            yield prediction
+            yield self._gaussian(prediction)
+
+    @staticmethod
+    def _gaussian(prediction: Any) -> Any:
+        if not hasattr(prediction, "mean"):
+            raise TypeError(
+                f"{type(prediction.likelihood).__name__} predicts no mean: UDNRegressor needs "
+                "a likelihood such as Gaussian"
+            )
+        return prediction
 
     def _shaped(self, values: Array) -> Floats:
         """Without the last axis, target, if y had none."""
