@@ -48,10 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the sets one after the other, then write tables and figure."""
-    from unbounded.experiments.uci import table  # a command of its own, with `python -m`
-
     if options.quick and options.splits == "standard":
         options.splits = str(QUICK_SPLITS)
+    threads = torch.get_num_threads()
+    if options.quick:
+        # Too little work for a second thread, and waiting for one can cost much.
+        torch.set_num_threads(1)
+    try:
+        _run(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from unbounded.experiments.uci import table  # a command of its own, with `python -m`
+
     plan = make_plan(options)
     chosen = _list(options.datasets) if options.datasets else None
     if chosen is None and options.quick:

@@ -40,7 +40,7 @@ class Recipe:
     """
 
     width: int = 64
-    steps: int = 3500
+    steps: int = 4000
     lr: float = 0.005
     depth_lr_ratio: float = 1.0
     rate: float = 3.0

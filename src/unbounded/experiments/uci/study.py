@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unbounded.data.uci import UCISet
-from unbounded.engine import Population, fit_population
+from unbounded.engine import fit_population
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci import scores
 from unbounded.experiments.uci.recipe import (
@@ -186,9 +186,7 @@ def base_of(model: str, split: int, choices: dict[tuple[int, str], Choice]) -> s
     return min(models_.ENSEMBLES[model].of, key=lambda name: choices[split, name].nll)
 
 
-def train(
-    jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None, on_epoch: Any = None
-) -> list[Trained]:
+def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list[Trained]:
     """Train networks, those of one architecture at once; all tables must have one size."""
     recipe = plan.recipe
     found: dict[int, Trained] = {}
@@ -208,7 +206,6 @@ def train(
             chunk=plan.networks_at_a_time,
             history_every=total,
             progress=False,
-            on_epoch=on_epoch,
             batch_size=recipe.batch_size(num_rows),
             lr=recipe.lr,
             depth_lr_ratio=recipe.depth_lr_ratio,
@@ -221,31 +218,24 @@ def train(
     return [found[index] for index in range(len(jobs))]
 
 
-def estimate(data: UCISet, plan: Plan, epochs: int = 4) -> float:
-    """Seconds that the set will take, from a few epochs of its populations."""
+def estimate(data: UCISet, plan: Plan, epochs: tuple[int, int] = (2, 6)) -> float:
+    """Seconds that the set will take, from few and some more epochs of its populations."""
     masks, total = data.masks(plan.kind), 0.0
     tables = {
         s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits
     }
     guess = Choice(plan.recipe.scales[0], 1.0, 0.0, {})
     choices = {(split, name): guess for split in plan.splits for name in plan.singles}
+    few, more = epochs
     for jobs in (selection_jobs(data, plan)[1], list(final_jobs(plan, tables, choices).values())):
-        for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
-            mine = [job for job in jobs if models_.architecture(job.name) == kind]
-            marks = [time.perf_counter()]
-
-            def mark(population: Population, marks: list[float] = marks) -> None:
-                if population.device.type == "cuda":
-                    torch.cuda.synchronize(population.device)
-                marks.append(time.perf_counter())
-
-            train(mine, plan, epochs=epochs, on_epoch=mark)
-            # The first epochs allocate and capture; the last one is what the others will be.
-            each = marks[-1] - marks[-2]
-            pieces = math.ceil(len(mine) / (plan.networks_at_a_time or len(mine)))
-            overhead = time.perf_counter() - marks[0] - each * epochs * pieces
-            rows = len(mine[0].rows.train[0])
-            total += each * pieces * plan.recipe.epochs(rows) + max(0.0, overhead)
+        seconds = []
+        for count in epochs:
+            start = time.perf_counter()
+            train(jobs, plan, epochs=count)
+            seconds.append(time.perf_counter() - start)
+        each = max(0.0, seconds[1] - seconds[0]) / (more - few)
+        rows = len(jobs[0].rows.train[0])
+        total += seconds[0] + each * (plan.recipe.epochs(rows) - few)
     return total
 
 
