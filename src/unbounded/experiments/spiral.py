@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--members", type=int, default=1, help="models in an ensemble, for every model (default: 1)"
     )
     parser.add_argument("--no-references", action="store_true", help="no neighbours, SVM, limit")
-    parser.add_argument("--quick", action="store_true", help="a coarse study in about 2 minutes")
+    parser.add_argument("--quick", action="store_true", help="a coarse study in a minute or two")
     parser.add_argument("--chunk", type=int, help="networks at a time; all by default")
     parser.add_argument("--resume", action="store_true", help="go on where this was interrupted")
     parser.add_argument("--out", type=Path, default=Path("results/spiral"), help="folder to write")
@@ -191,7 +191,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         values[name] = getattr(options, name)
     if options.quick:  # what was not asked for otherwise
         usual = Settings(models=())
-        coarse = {"omegas": (2.0, 10.0, 18.0, 26.0), "seeds": 2, "epochs": 600}
+        coarse = {"omegas": (2.0, 10.0, 18.0, 26.0), "seeds": 2, "epochs": 400}
         values |= {k: v for k, v in coarse.items() if values[k] == getattr(usual, k)}
         if options.models == MODELS:
             values["models"] = _QUICK
@@ -361,7 +361,7 @@ def _references(settings: Settings, path: Path, resume: bool) -> list[dict[str, 
     runs = [
         Run("", "", 0.0, omega, seed) for omega in settings.omegas for seed in range(settings.seeds)
     ]
-    rows = Parallel(n_jobs=-1)(delayed(_reference_rows)(run) for run in runs)
+    rows = Parallel(n_jobs=-1, prefer="threads")(delayed(_reference_rows)(run) for run in runs)
     limits = [
         {"model": "bayes", "omega": omega, "seed": None, "test_accuracy": bayes_accuracy(omega)}
         for omega in settings.omegas
