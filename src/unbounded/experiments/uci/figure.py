@@ -22,7 +22,7 @@ _COLOURS = {
     "deep-ensemble": "#6b5b95",
     "udn-ensemble": "#8c2d04",
 }
-_WIDTH, _LEFT, _RIGHT = 960, 64, 800
+_WIDTH, _LEFT, _RIGHT = 1000, 64, 800
 _TOP, _MIDDLE, _LOW, _BOTTOM = 64, 300, 352, 520
 
 
