@@ -58,7 +58,7 @@ class Settings:
     init: tuple[str, ...] = ("default",)
     width: int = 32
     rate: float = 1.0
-    concentrated_rate: float = 5.0
+    concentrated_rate: float = 4.0
     concentration: float = 4.0
     depth_lr_ratio: float = 0.1
     dun_depth_lr_ratio: float = 1.0
@@ -97,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concentrated-rate",
         type=float,
-        default=5.0,
-        help="udn-concentrated's first μ (default: 5)",
+        default=4.0,
+        help="udn-concentrated's first μ (default: 4)",
     )
     parser.add_argument("--concentration", type=float, default=4.0, help="and its ν (default: 4)")
     parser.add_argument(
