@@ -33,8 +33,6 @@ _PREDICTION_ROWS = 8192
 STEPS = 3000
 """Training steps that small and mid-size tables get at most."""
 MIN_EPOCHS, MAX_EPOCHS = 20, 200
-SMOOTHING = 125
-"""Steps over which held-out scores are averaged before the best epoch is chosen."""
 PATIENCE = 5
 """Training stops after a fifth of its epochs without a better validation score."""
 
@@ -50,7 +48,7 @@ class UDNEstimator(BaseEstimator):
         self,
         *,
         layers: Layers | Callable[[int, int], Layers] | None = None,
-        width: int = 128,
+        width: int = 64,
         depth: DepthFamily | None = None,
         depth_prior: DepthPrior | None = None,
         weight_prior: WeightPrior | None = None,
@@ -210,10 +208,9 @@ class UDNEstimator(BaseEstimator):
         if not run.result.history.rows:
             raise KeyboardInterrupt  # before the end of the first epoch: there is nothing to keep
         first, stopped = run.result, run.result.stopped
-        best, refit_history = first.best_epoch, None
+        refit_history = None
         if refit and stopped != "interrupted":
-            best = self._best_length(run, -(-len(training) // self._batch_size(len(training))))
-            again = self._run(rows, None, size, seed, best, anneal=True)
+            again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
             if again.result.stopped == "interrupted":
                 stopped = "interrupted"  # half a training: what the held-out rows chose is better
             else:
@@ -221,30 +218,9 @@ class UDNEstimator(BaseEstimator):
         self._keep(run, len(x))
         self.history_ = first.history
         self.refit_history_ = refit_history
-        self.best_epoch_ = best
+        self.best_epoch_ = first.best_epoch
         self.n_iter_ = len(first.history)
         self.stopped_ = stopped
-
-    def _best_length(self, run: "Run", steps: int) -> int:
-        """How many epochs to train, from a run with held-out rows and `steps` steps an epoch.
-
-        The epoch of the best score, each a mean over the epochs within `SMOOTHING` steps: the best
-        of many noisy scores tends to be an early accident.
-        """
-        likelihood = run.models[0].likelihood
-        name, sign = "val_log_score", 1.0
-        if self.select == "score":
-            name = f"val_{likelihood.score_name}"
-            sign = 1.0 if likelihood.higher_is_better else -1.0
-        curves = [history[name] for history in run.histories]
-        shortest = min(len(curve) for curve in curves)  # members stop when their patience ends
-        scores = sign * np.mean([curve[:shortest] for curve in curves], 0)
-        window = np.ones(2 * (SMOOTHING // (2 * steps)) + 1)
-        if len(window) > 1:
-            inside = np.convolve(np.ones_like(scores), window)
-            smooth = np.convolve(scores, window) / inside
-            scores = smooth[len(window) // 2 :][: len(scores)]
-        return int(np.argmax(scores)) + 1
 
     def _run(
         self, train: Rows, held: Rows | None, size: int, seed: int, epochs: int, anneal: bool
@@ -493,26 +469,14 @@ class Run:
     scalings: Scalings
     result: Any  # a FitResult or EnsembleResult; none of partial_fit
 
-    @property
-    def histories(self) -> list[History]:
-        """One of each member."""
-        if isinstance(self.result, EnsembleResult):
-            return self.result.histories
-        return [self.result.history]
-
 
 @dataclass
 class EnsembleResult:
     """What a `FitResult` says, of several members."""
 
-    histories: list[History]  # of each member
+    history: History  # the first member's
     best_epoch: int  # the members' median
     stopped: str
-
-    @property
-    def history(self) -> History:
-        """The first member's."""
-        return self.histories[0]
 
     @classmethod
     def of(cls, results: Sequence[Any]) -> "EnsembleResult":
@@ -523,7 +487,7 @@ class EnsembleResult:
             )
         interrupted = any(result.stopped == "interrupted" for result in results)
         return cls(
-            [result.history for result in results],
+            results[0].history,
             int(np.median([result.best_epoch for result in results])),
             "interrupted" if interrupted else results[0].stopped,
         )

@@ -83,7 +83,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         self,
         *,
         layers: Layers | Callable[[int, int], Layers] | None = None,
-        width: int = 128,
+        width: int = 64,
         depth: DepthFamily | None = None,
         depth_prior: DepthPrior | None = None,
         weight_prior: WeightPrior | None = None,
