@@ -23,6 +23,7 @@ from unbounded.engine import (
     combine,
     fit_population,
     predict_ensemble,
+    selfcheck,
 )
 from unbounded.engine.depths import (
     ConwayMaxwellStack,
@@ -889,3 +890,13 @@ def test_mistakes_are_told_before_any_training():
         fit_population([first], data, resume=True)
     with pytest.raises(ValueError, match="does not exist"):
         fit_population([first], data, checkpoint="/nowhere/at/all")
+
+
+def test_the_self_check_passes_here_and_can_fail(monkeypatch, capsys):
+    monkeypatch.setattr(selfcheck, "_EPOCHS", 2)
+    monkeypatch.setattr(selfcheck, "_time", lambda *arguments: None)
+    assert selfcheck.main(["--device", "cpu"]) == 0
+    assert "all checks passed" in capsys.readouterr().out
+    monkeypatch.setattr(selfcheck, "_gap", lambda ones, others: 2.0)
+    assert selfcheck.main(["--device", "cpu"]) == 1
+    assert "FAIL" in capsys.readouterr().out
