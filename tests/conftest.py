@@ -1,8 +1,14 @@
 """Shared settings: examples of hypothesis are fixed, so that a red build is red again tomorrow."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
+
+# The tests' networks are tiny: a second thread only waits for the first, for long on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
+torch.set_num_threads(1)
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")
