@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The tests' networks are tiny: a second thread only waits for the first, for long on a busy machine.
+# The tests' networks are tiny: a second thread only waits, for long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(1)
 
