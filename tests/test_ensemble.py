@@ -124,9 +124,9 @@ def test_refusals(classifier):
         def log_prob(self, outputs, y):
             return -(outputs[..., 0] - y[:, 0]).abs() * self.scale + self.scale.log()
 
-    from unbounded.estimators.ensemble import combine
+    from unbounded.engine import combine
 
     likelihood = Scaled()
     predictions = [likelihood.predict(torch.zeros(1, 2, 1), torch.zeros(1)) for _ in range(2)]
-    with pytest.raises(ValueError, match="has parameters of its own"):
+    with pytest.raises(TypeError, match="differ in the parameters of Scaled"):
         combine(predictions)

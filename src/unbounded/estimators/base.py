@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.depth import DepthFamily
-from unbounded.estimators.ensemble import average_by_depth, average_probs, combine
+from unbounded.estimators.ensemble import average_by_depth, average_probs
 from unbounded.estimators.rows import Array, Rows, Scaling, merge, split
 from unbounded.frozen import Frozen
 from unbounded.layers import Dense, Layers
@@ -361,8 +361,10 @@ class UDNEstimator(BaseEstimator):
 
     def _predictions(self, X: Any) -> Iterator[Prediction]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
+        from unbounded.engine.ensemble import combine
+
         for predictions in self._member_predictions(X):
-            yield combine(predictions)
+            yield predictions[0] if len(predictions) == 1 else combine(predictions)
 
     def _member_predictions(self, X: Any) -> Iterator[list[Prediction]]:
         """The mixtures of the members for a few thousand rows at a time.

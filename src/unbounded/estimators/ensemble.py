@@ -1,50 +1,11 @@
-"""Deep ensembles of UDNs: one prediction of many members, a mixture of mixtures."""
+"""What the members of an ensemble say of depths, put together."""
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-from unbounded.likelihoods import Gaussian, GaussianPrediction, Prediction
-from unbounded.likelihoods.gaussian import Noise
 
 Floats = NDArray[np.float64]
-
-
-class GivenNoise(Noise):
-    """The outputs are means and scales themselves: components of several members' mixtures."""
-
-    outputs_per_target = 2
-
-    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The first half are the means, the second half the scales."""
-        means, scales = outputs.chunk(2, -1)
-        return means, scales
-
-    def config(self) -> dict[str, Any]:
-        """Nothing to know."""
-        return {}
-
-
-def combine(predictions: Sequence[Prediction]) -> Prediction:
-    """Σ_r (1/R) Σ_ℓ q_r(ℓ) p_r(y; Ω_ℓ(x)): one mixture whose components are member and depth."""
-    if len(predictions) == 1:
-        return predictions[0]
-    log_q = torch.cat([p.depth_log_probs for p in predictions]) - math.log(len(predictions))
-    first = predictions[0]
-    if isinstance(first, GaussianPrediction):
-        parts = [torch.cat(p.components(), -1) for p in predictions if isinstance(p, type(first))]
-        return Gaussian(GivenNoise()).predict(torch.cat(parts), log_q)
-    if any(True for _ in first.likelihood.parameters()):
-        raise ValueError(
-            f"{type(first.likelihood).__name__} has parameters of its own, which differ between "
-            "members: an ensemble needs Gaussian or a likelihood without parameters"
-        )
-    return first.likelihood.predict(torch.cat([p.outputs for p in predictions]), log_q)
 
 
 def average_probs(probs: Sequence[Floats]) -> Floats:
