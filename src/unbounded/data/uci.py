@@ -7,30 +7,19 @@ is compared with the checksum of the set's contents before it is kept.
 """
 
 import hashlib
-import http.client
 import io
 import os
-import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, write
+
 Floats = NDArray[np.float64]
 Masks = NDArray[np.bool_]
-
-FOLDER = "UNBOUNDED_DATA"  # environment: a folder with the files
-CACHE = "UNBOUNDED_CACHE"  # environment: where downloads are kept
-_TIMEOUT = 60.0  # seconds without a byte
-_LARGEST = 1 << 28  # bytes that one file may have
-
-
-class DataError(OSError):
-    """A set that cannot be had, or is not what it should be."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +178,7 @@ def load(name: str, folder: str | Path | None = None, *, cache: str | Path | Non
                 "of each set"
             )
         return read(path, name)
-    path = _cache(cache) / f"{name}.npz"
+    path = cache_folder(cache, "uci") / f"{name}.npz"
     if not path.is_file():
         download(name, path)
     found = read(path, name)
@@ -255,7 +244,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
     entry = SETS[name] if entry is None else entry
     source = entry.source
     try:
-        table = np.loadtxt(io.BytesIO(_fetch(f"{source.data}/data.txt")), ndmin=2)
+        table = np.loadtxt(io.BytesIO(fetch(f"{source.data}/data.txt", _INSTEAD)), ndmin=2)
         features = _indices(f"{source.data}/index_features.txt")
         target = _indices(f"{source.data}/index_target.txt")
         x, y = table[:, features], table[:, target[0]]
@@ -270,7 +259,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
             f"{entry.checksum}; {_INSTEAD}"
         )
     packed, gap_packed = np.packbits(test, axis=1), np.packbits(gap, axis=1)
-    _write(
+    write(
         path,
         lambda file: np.savez_compressed(
             file, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed
@@ -289,42 +278,7 @@ def _splits(base: str, count: int, rows: int) -> Masks:
 
 
 def _indices(url: str) -> NDArray[np.int64]:
-    return np.loadtxt(io.BytesIO(_fetch(url)), ndmin=1).astype(np.int64)
-
-
-def _fetch(url: str) -> bytes:
-    """All bytes of a file; a connection that ends too early is an error."""
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-            content: bytes = answer.read(_LARGEST + 1)
-            announced = answer.headers.get("Content-Length")
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise DataError(f"{url} cannot be had ({error}); {_INSTEAD}") from None
-    if len(content) > _LARGEST:
-        raise DataError(f"{url} is larger than {_LARGEST >> 20} MiB; {_INSTEAD}")
-    if announced is not None and len(content) != int(announced):
-        raise DataError(
-            f"{url} ended after {len(content)} of {announced} bytes; try again, or {_INSTEAD}"
-        )
-    return content
-
-
-def _write(path: Path, fill: Callable[[io.BufferedWriter], None]) -> None:
-    """Write a file by way of a temporary one beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _cache(cache: str | Path | None) -> Path:
-    chosen = cache or os.environ.get(CACHE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "unbounded" / "uci"
+    return np.loadtxt(io.BytesIO(fetch(url, _INSTEAD)), ndmin=1).astype(np.int64)
 
 
 def names(chosen: Sequence[str] | None = None) -> list[str]:
