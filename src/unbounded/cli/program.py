@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
         sys.stdout.flush()
         return 0
-    except KeyboardInterrupt:
-        _complain("interrupted: nothing was written")
+    except KeyboardInterrupt as interrupt:  # a study says what it has kept
+        _complain(f"interrupted: {str(interrupt) or 'nothing was written'}")
         return 130
     except BrokenPipeError:  # somebody closed our output, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,6 +15,10 @@ class Study(NamedTuple):
 
 
 STUDIES: dict[str, Study] = {
+    "cifar10": Study(
+        "unbounded.experiments.cifar10",
+        "Table 2 and the figures of the depth posterior on CIFAR-10",
+    ),
     "spiral": Study(
         "unbounded.experiments.spiral",
         "Table 1 and the figures of accuracy and depth on the spirals",

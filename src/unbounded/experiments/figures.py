@@ -68,8 +68,8 @@ def line_figure(
             f'<line x1="{axes.right + 12}" x2="{axes.right + 36}" y1="{y}" y2="{y}" '
             f'stroke="{line.colour}" stroke-width="{line.width}"{dash}/>'
         )
-        parts.append(_text(axes.right + 42, y + 4, name))
-    return _document(size, title, parts)
+        parts.append(text(axes.right + 42, y + 4, name))
+    return document(size, title, parts)
 
 
 def box_figure(
@@ -112,7 +112,7 @@ def box_figure(
             f'<circle cx="{px:.1f}" cy="{axes.y(v):.1f}" r="2" fill="{colour}" fill-opacity=".55"/>'
             for v in row
         ]
-    return _document(size, title, parts)
+    return document(size, title, parts)
 
 
 def stem_figure(
@@ -136,7 +136,7 @@ def stem_figure(
             f'stroke="{colour}" stroke-opacity=".45"/>'
         )
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.6" fill="{colour}"/>')
-    return _document(size, title, parts)
+    return document(size, title, parts)
 
 
 def scatter_panels(
@@ -150,11 +150,11 @@ def scatter_panels(
     rows = -(-len(panels) // columns)
     columns = min(columns, len(panels))
     size = (max(460, 20 + columns * (panel + 14)), 44 + rows * (panel + 32))
-    parts = [_text(14, 24, title, size=15, weight=600)]
+    parts = [text(14, 24, title, size=15, weight=600)]
     for index, (name, groups) in enumerate(panels.items()):
         left = 14 + (index % columns) * (panel + 14)
         top = 58 + (index // columns) * (panel + 32)
-        parts.append(_text(left, top - 6, name))
+        parts.append(text(left, top - 6, name))
         parts.append(
             f'<rect x="{left}" y="{top}" width="{panel}" height="{panel}" fill="none" '
             f'stroke="{GRID}"/>'
@@ -171,7 +171,7 @@ def scatter_panels(
                 f'<path d="{dots}" stroke="{colour}" stroke-width="2.6" stroke-linecap="round" '
                 'stroke-opacity=".7"/>'
             )
-    return _document(size, title, parts)
+    return document(size, title, parts)
 
 
 class _Axes:
@@ -204,27 +204,27 @@ class _Axes:
         x_ticks: Sequence[float],
         y_ticks: Sequence[float],
     ) -> str:
-        parts = [_text(14, 24, title, size=15, weight=600), _text(14, 46, y_label, colour=MUTED)]
+        parts = [text(14, 24, title, size=15, weight=600), text(14, 46, y_label, colour=MUTED)]
         for tick in y_ticks:
             y = self.y(tick)
             parts.append(
                 f'<line x1="{self.left}" x2="{self.right}" y1="{y:.1f}" y2="{y:.1f}" '
                 f'stroke="{GRID}"/>'
             )
-            parts.append(_text(self.left - 8, y + 4, _number(tick), anchor="end", colour=MUTED))
+            parts.append(text(self.left - 8, y + 4, _number(tick), anchor="end", colour=MUTED))
         for tick in x_ticks:
             x = self.x(tick)
             parts.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{self.bottom}" y2="{self.bottom + 4}" '
                 f'stroke="{MUTED}"/>'
             )
-            parts.append(_text(x, self.bottom + 18, _number(tick), anchor="middle", colour=MUTED))
+            parts.append(text(x, self.bottom + 18, _number(tick), anchor="middle", colour=MUTED))
         parts.append(
             f'<line x1="{self.left}" x2="{self.right}" y1="{self.bottom}" y2="{self.bottom}" '
             f'stroke="{MUTED}"/>'
         )
         middle = (self.left + self.right) / 2
-        parts.append(_text(middle, self.bottom + 36, x_label, anchor="middle", colour=MUTED))
+        parts.append(text(middle, self.bottom + 36, x_label, anchor="middle", colour=MUTED))
         return "".join(parts)
 
 
@@ -252,7 +252,8 @@ def _path(axes: _Axes, xs: Sequence[float], ys: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _document(size: tuple[int, int], title: str, parts: Sequence[str]) -> str:
+def document(size: tuple[int, int], title: str, parts: Sequence[str]) -> str:
+    """A whole SVG file on white, of parts drawn on it."""
     width, height = size
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -263,7 +264,7 @@ def _document(size: tuple[int, int], title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _text(
+def text(
     x: float,
     y: float,
     words: str,
@@ -273,6 +274,7 @@ def _text(
     size: int = _SIZE,
     weight: int = 400,
 ) -> str:
+    """Words at a place, escaped."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" '
         f'font-size="{size}" font-weight="{weight}">{escape(words)}</text>'

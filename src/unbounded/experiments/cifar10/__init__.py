@@ -1,0 +1,233 @@
+"""CIFAR-10 with residual blocks: Table 2 of the paper and its figures of the depth posterior.
+
+A UDN and networks of fixed depth (5, 10, 20) learn all ten classes; the UDN also learns an easy
+pair of them (deer, automobile) and a hard one (cat, dog), and starts from several λ₀ if asked to.
+Every run is one file; tables beside the published figures and drawings are made from these files.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from unbounded.experiments import records
+from unbounded.experiments.cifar10 import plan
+from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
+from unbounded.experiments.cifar10.recipe import Recipe
+from unbounded.experiments.cifar10.study import Study, StudyError, said
+
+OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
+QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50}
+QUICK_MODELS, QUICK_SEEDS = "udn,5", "1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the study."""
+    add = parser.add_argument
+    add("--models", metavar="NAMES", help="udn and fixed depths (default: udn,5,10,20)")
+    add(
+        "--classes",
+        nargs="+",
+        action="extend",
+        metavar="GROUP",
+        help="such as all, or deer,automobile: every model learns every group (default: all, and "
+        "for the UDN also deer,automobile and cat,dog)",
+    )
+    add("--lambda0", default="5", metavar="LIST", help="first λ of the UDN (default: 5)")
+    add(
+        "--rules",
+        default="ascent",
+        metavar="NAMES",
+        help="how λ moves: ascent, gradient (the paper's), or both (default: ascent)",
+    )
+    add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
+    add(
+        "--schedule",
+        choices=("paper", "fast"),
+        default="fast",
+        help="the paper's 500 epochs, or a short one (default: fast)",
+    )
+    add("--epochs", type=int, metavar="N", help="if not the schedule's own number")
+    add("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
+    add("--data", type=Path, help="folder with CIFAR-10; else $UNBOUNDED_DATA, or a download")
+    add("--out", type=Path, help=f"folder to write (default: {OUT}; quick: {QUICK_OUT})")
+    add("--resume", action="store_true", help="keep runs that are there, go on with the others")
+    add("--again", action="store_true", help="train runs that are there anew")
+    add(
+        "--jobs", type=int, default=1, metavar="N", help="runs at once, a process each (default: 1)"
+    )
+    add("--minutes", type=float, metavar="X", help="stop after so many; --resume goes on")
+    add("--no-train", action="store_true", help="tables and figures of what is there, no training")
+    add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
+    add("--one", metavar="NAME", help=argparse.SUPPRESS)  # for a process of --jobs: this run alone
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train what is missing, then write tables and figures of all that is there."""
+    from unbounded.cli.common import CommandError
+
+    if options.no_train:
+        _write(_folder(options))
+        return
+    study, device = make_study(options), _device(options)
+    with interruptible():
+        if options.one is not None:
+            stop_with_parent()
+            mine = [run for run in study.runs if run.name == options.one]
+            _train(study, mine, options, device)
+            return
+        try:
+            wanted = study.prepare(resume=options.resume, again=options.again)
+        except StudyError as error:
+            raise CommandError(str(error)) from None
+        _train_all(study, wanted, options, device)
+
+
+def make_study(options: argparse.Namespace) -> Study:
+    """What the options ask for, before anything is read or written.
+
+    Raises:
+        CommandError: if they ask for what cannot be.
+    """
+    from unbounded.cli.common import CommandError
+
+    quick = options.quick
+    try:
+        runs = plan.plan(
+            plan.models_of(options.models or (QUICK_MODELS if quick else "udn,5,10,20")),
+            plan.seeds_of(options.seeds or (QUICK_SEEDS if quick else "3")),
+            plan.classes_of(options.classes),
+            plan.lambdas_of(options.lambda0),
+            plan.rules_of(options.rules),
+        )
+        changes = dict(QUICK) if quick else {}
+        if options.epochs is not None:
+            changes["epochs"] = options.epochs
+        recipe = Recipe.named(options.schedule, **changes)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    if options.jobs < 1:
+        raise CommandError(f"--jobs must be at least 1, got {options.jobs}")
+    if options.epochs is not None and options.epochs < 1:
+        raise CommandError(f"--epochs must be at least 1, got {options.epochs}")
+    if options.minutes is not None and not options.minutes > 0:
+        raise CommandError(f"--minutes must be positive, got {options.minutes:g}")
+    if options.resume and options.again:
+        raise CommandError("--resume keeps what is there and --again does not: give one of them")
+    return Study(_folder(options), runs, recipe, quick)
+
+
+def _train_all(study: Study, wanted: list[Any], options: argparse.Namespace, device: str) -> None:
+    """Train, one after the other or several at once; then tables, figures, and how it went."""
+    from unbounded.cli.common import CommandError
+    from unbounded.experiments.cifar10 import table
+
+    if study.quick:
+        print(table.warning(study.folder), file=sys.stderr, flush=True)
+    kept = len(study.runs) - len(wanted)
+    if kept:
+        print(f"{kept} of {len(study.runs)} runs are kept from {study.folder}", flush=True)
+    start, failed = time.monotonic(), list[str]()
+    try:
+        if options.jobs > 1:
+            failed = _at_once(study, wanted, options, device)
+        else:
+            _train(study, wanted, options, device)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{_progress(study)}; go on with --resume") from None
+    if table.read(study.folder):
+        _write(study.folder)
+    if failed:
+        raise CommandError(
+            f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
+            f"their words are in {study.folder / 'logs'}"
+        )
+    print(f"{_progress(study)}; {(time.monotonic() - start) / 60:.1f} minutes")
+    if study.missing():
+        print(f"--minutes {options.minutes:g} are over; go on with --resume")
+
+
+def _train(study: Study, runs: list[Any], options: argparse.Namespace, device: str) -> None:
+    study.train(
+        runs,
+        device=device,
+        data=options.data,
+        resume=not options.again,
+        minutes=options.minutes,
+    )
+
+
+def _at_once(study: Study, runs: list[Any], options: argparse.Namespace, device: str) -> list[str]:
+    """Train several at a time, each in a process of its own; returns the names of the failed."""
+    results = {run.name: (run, study.result(run)) for run in runs}
+    start = time.monotonic()
+
+    def command(name: str) -> list[str]:
+        left = options.minutes
+        if left is not None:
+            left = max(0.01, left - (time.monotonic() - start) / 60)
+        return child(options, study.folder, name, device, left)
+
+    def started(name: str, log: Path) -> None:
+        print(f"{name}: begun, see {log}", flush=True)
+
+    def ended(name: str, status: int) -> None:
+        run, path = results[name]
+        if status:
+            print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
+        elif path.is_file():
+            print(said(run, records.read_json(path)), flush=True)
+        else:
+            print(f"{name}: its time is up, its checkpoint is kept", flush=True)
+
+    statuses = run_jobs(
+        list(results),
+        command,
+        options.jobs,
+        study.folder / "logs",
+        minutes=options.minutes,
+        started=started,
+        ended=ended,
+    )
+    return [name for name, status in statuses.items() if status]
+
+
+def child(
+    options: argparse.Namespace, folder: Path, name: str, device: str, minutes: float | None
+) -> list[str]:
+    """The command that trains one run of the plan."""
+    words = [sys.executable, "-m", "unbounded.experiments.cifar10", "--one", name]
+    words += ["--lambda0", options.lambda0, "--rules", options.rules]
+    words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
+    for option in ("models", "seeds", "epochs", "data"):
+        value = getattr(options, option)
+        words += [] if value is None else [f"--{option}", str(value)]
+    words += ["--classes", *options.classes] if options.classes else []
+    words += [] if minutes is None else ["--minutes", f"{minutes:.4f}"]
+    return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    folder: Path = options.out or (QUICK_OUT if options.quick else OUT)
+    return folder
+
+
+def _device(options: argparse.Namespace) -> str:
+    import torch
+
+    from unbounded.cli.common import check_device
+
+    name = check_device(options.device)
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def _progress(study: Study) -> str:
+    done = len(study.runs) - len(study.missing())
+    return f"{done} of {len(study.runs)} runs are in {study.folder}"
+
+
+def _write(folder: Path) -> None:
+    from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
+
+    print(table.write(folder))

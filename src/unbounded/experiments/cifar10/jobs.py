@@ -1,0 +1,137 @@
+"""Several runs at once as processes of their own, and how they are stopped.
+
+One process leaves most of a fast GPU idle; a few share it well. Each writes its words into a log
+file. However this process ends, they end too, and what they had saved stays.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_POLL = 0.1  # seconds
+_PATIENCE = 60.0  # seconds a process has to end once it is asked to
+
+
+def run_jobs(
+    names: Sequence[str],
+    command: Callable[[str], Sequence[str]],
+    jobs: int,
+    logs: Path,
+    *,
+    minutes: float | None = None,
+    started: Callable[[str, Path], None] = lambda name, log: None,
+    ended: Callable[[str, int], None] = lambda name, status: None,
+) -> dict[str, int]:
+    """Run commands, at most `jobs` at a time; returns the exit status of each that was begun.
+
+    A command that fails does not hold up the others. On Ctrl-C all that run are asked to stop and
+    waited for; a second Ctrl-C ends them at once.
+
+    Args:
+        names: of the commands.
+        command: what to run, asked by name when its time has come.
+        jobs: how many at a time.
+        logs: folder for NAME.log of each, both output and errors; a log that is there goes on.
+        minutes: begin no more after so many.
+        started: told of each process that begins.
+        ended: told of each that ends, with its exit status.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
+    logs.mkdir(parents=True, exist_ok=True)
+    end = None if minutes is None else time.monotonic() + 60 * minutes
+    waiting = list(names)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    statuses: dict[str, int] = {}
+    try:
+        while waiting or running:
+            if end is not None and time.monotonic() >= end:
+                waiting.clear()
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                log = logs / f"{name}.log"
+                with log.open("ab") as file:
+                    running[name] = _start(command(name), file)
+                started(name, log)
+            for name in [n for n, process in running.items() if process.poll() is not None]:
+                statuses[name] = running.pop(name).wait()
+                ended(name, statuses[name])
+            if running:
+                time.sleep(_POLL)
+    finally:
+        _stop(list(running.values()))
+    return statuses
+
+
+def _start(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    # In a session of its own, so that Ctrl-C comes from us and comes once. Its standard input
+    # ends when we do, whatever we die of: see `stop_with_parent`.
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Ask, wait, and insist."""
+    try:
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + _PATIENCE
+        for process in processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+        raise
+    finally:
+        for process in processes:
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def stop_with_parent() -> None:
+    """End this process, as Ctrl-C would, once its standard input ends: its parent is gone."""
+
+    def watch() -> None:
+        # Not sys.stdin: its lock, held here, would be waited for when the interpreter ends.
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Take the requests to end that machines send (SIGTERM, SIGHUP) as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        # By way of SIGINT's handler, which may wait for the end of a step; but it is ignored in
+        # what a shell runs in the background.
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

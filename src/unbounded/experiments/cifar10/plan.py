@@ -1,0 +1,155 @@
+"""Which runs make the study: pure functions from the options to a list.
+
+The paper trains fixed depths on all ten classes alone (Table 2), UDNs on these and on two pairs of
+classes (its figure of posteriors), and UDNs from several λ₀ on all ten (its figure of the
+evolution). Without `--classes` that is what is run. With it, every model is run on every group.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from unbounded.data.cifar10 import ALIASES, CLASSES
+from unbounded.experiments.cifar10.published import EASY, HARD
+from unbounded.experiments.cifar10.recipe import Run
+
+STUDY: tuple[tuple[str, ...], ...] = ((), EASY, HARD)
+"""The groups of the whole study; () is all ten classes."""
+MODELS = ("udn", "5", "10", "20")
+SEEDS = (0, 1, 2)
+RULES = ("ascent", "gradient")
+LAMBDA0 = 5.0
+"""The paper's first λ."""
+T = TypeVar("T")
+
+
+def plan(
+    models: Sequence[str] = MODELS,
+    seeds: Sequence[int] = SEEDS,
+    classes: Sequence[tuple[str, ...]] | None = None,
+    lambda0: Sequence[float] = (LAMBDA0,),
+    rules: Sequence[str] = RULES[:1],
+) -> list[Run]:
+    """The runs, one seed after the other, so that the first ones already make a table.
+
+    Args:
+        models: "udn", or depths as text.
+        seeds: of the runs of each model.
+        classes: groups of classes for every model; None for the study of the paper, in which the
+            pairs are for the UDN with one λ₀ and one rule alone.
+        lambda0: first values of λ of the UDNs.
+        rules: how λ moves.
+    """
+    usual = LAMBDA0 if LAMBDA0 in lambda0 else lambda0[0]
+    found = []
+    for seed in seeds:
+        for group in STUDY if classes is None else classes:
+            everything = classes is not None or group == ()
+            starts, ways = (lambda0, rules) if everything else ((usual,), rules[:1])
+            for model in models:
+                if model == "udn":
+                    found += [Run(model, seed, group, start, w) for w in ways for start in starts]
+                elif everything:
+                    found.append(Run(model, seed, group))
+    return found
+
+
+def models_of(words: str) -> tuple[str, ...]:
+    """ "udn,5,10" ↦ the names of models.
+
+    Raises:
+        ValueError: on what is neither "udn" nor a depth.
+    """
+    names = listed(words)
+    for name in names:
+        if name != "udn" and not (name.isdecimal() and name.isascii() and int(name) > 0):
+            raise ValueError(f"--models: there is no {name!r}; there are udn and depths: 5, 10, …")
+    return _once("--models", (n if n == "udn" else str(int(n)) for n in names))
+
+
+def seeds_of(words: str) -> tuple[int, ...]:
+    """ "3" ↦ 0, 1, 2; "0,4" ↦ 0, 4; "4," ↦ 4.
+
+    Raises:
+        ValueError: on anything else, or no seed at all.
+    """
+    names = listed(words)
+    if not names or not all(name.isdecimal() and name.isascii() for name in names):
+        raise ValueError(f"--seeds: a count or a list of whole numbers, got {words!r}")
+    if len(names) > 1 or "," in words:
+        return _once("--seeds", map(int, names))
+    return _once("--seeds", range(int(names[0])))
+
+
+def lambdas_of(words: str) -> tuple[float, ...]:
+    """ "1,5" ↦ 1.0, 5.0.
+
+    Raises:
+        ValueError: on what is not a positive number.
+    """
+    try:
+        values = [float(word) for word in listed(words)]
+    except ValueError:
+        values = [float("nan")]
+    if not all(0 < value < float("inf") for value in values):
+        raise ValueError(f"--lambda0: positive numbers were expected, got {words!r}")
+    return _once("--lambda0", values)
+
+
+def rules_of(words: str) -> tuple[str, ...]:
+    """ "ascent,gradient" ↦ the names of rules.
+
+    Raises:
+        ValueError: if there is no such rule.
+    """
+    names = listed(words)
+    for name in names:
+        if name not in RULES:
+            raise ValueError(f"--rules: there is no {name!r}; there are: {', '.join(RULES)}")
+    return _once("--rules", names)
+
+
+def classes_of(words: Iterable[str] | None) -> tuple[tuple[str, ...], ...] | None:
+    """["deer,car", "all"] ↦ (("deer", "automobile"), ()); None stays None.
+
+    The paper's pairs come in the paper's order, however they were written, so that they are the
+    same runs.
+
+    Raises:
+        ValueError: on an unknown class, or a group of fewer than two.
+    """
+    if words is None:
+        return None
+    return _once("--classes", (_group(word) for word in words))
+
+
+def classes_label(classes: Sequence[str]) -> str:
+    """A group of classes for people."""
+    return " + ".join(classes) or "all ten classes"
+
+
+def listed(words: str) -> list[str]:
+    """Words between commas or blanks."""
+    return words.replace(",", " ").split()
+
+
+def _group(word: str) -> tuple[str, ...]:
+    if word == "all":
+        return ()
+    names = [ALIASES.get(n, n) for n in listed(word.replace("+", ","))]
+    for name in names:
+        if name not in CLASSES:
+            known = ", ".join(CLASSES)
+            raise ValueError(f"--classes: there is no {name!r}; there are: all, {known}")
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise ValueError(f"--classes: at least two different ones make a group, got {word!r}")
+    if set(names) == set(CLASSES):
+        return ()
+    return next((pair for pair in (EASY, HARD) if set(pair) == set(names)), tuple(names))
+
+
+def _once(option: str, values: Iterable[T]) -> tuple[T, ...]:
+    """Without repetitions, in their order; at least one."""
+    found = tuple(dict.fromkeys(values))
+    if not found:
+        raise ValueError(f"{option}: at least one is needed")
+    return found

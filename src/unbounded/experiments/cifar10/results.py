@@ -1,0 +1,87 @@
+"""The runs of a study that are there, and how they are grouped."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unbounded.experiments import records
+from unbounded.experiments.cifar10.plan import LAMBDA0, RULES, STUDY
+
+Result = dict[str, Any]
+"""What a run left in its file."""
+_DIGITS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds (None for a single one)."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+def read(folder: Path) -> list[Result]:
+    """The runs in a folder, by model, classes, rule, λ₀ and seed."""
+    found = [records.read_json(path) for path in sorted((folder / "runs").glob("*.json"))]
+    return sorted(found, key=_order)
+
+
+def _order(result: Result) -> tuple[Any, ...]:
+    run = result["run"]
+    classes = tuple(run["classes"])
+    place = STUDY.index(classes) if classes in STUDY else len(STUDY)
+    depth = float("inf") if run["model"] == "udn" else int(run["model"])
+    return depth, place, classes, RULES.index(run["rule"]), run["lambda0"], run["seed"]
+
+
+def select(
+    results: Iterable[Result],
+    model: str | None = None,
+    classes: Sequence[str] | None = None,
+    lambda0: float | None = None,
+    rule: str | None = None,
+) -> list[Result]:
+    """Those whose run is as described; None is anything."""
+    wanted = {"model": model, "lambda0": lambda0, "rule": rule}
+    return [
+        result
+        for result in results
+        if all(value is None or result["run"][key] == value for key, value in wanted.items())
+        and (classes is None or tuple(result["run"]["classes"]) == tuple(classes))
+    ]
+
+
+def headline(results: Iterable[Result], classes: Sequence[str] = ()) -> list[Result]:
+    """The UDN of the tables on a group of classes: our rule and λ₀ = 5 where these were run.
+
+    Else the paper's rule, and the smallest λ₀; always of one rule and one λ₀.
+    """
+    found = select(results, "udn", classes)
+    if not found:
+        return []
+    rule = min((r["run"]["rule"] for r in found), key=RULES.index)
+    found = select(found, rule=rule)
+    starts = sorted({r["run"]["lambda0"] for r in found})
+    return select(found, lambda0=LAMBDA0 if LAMBDA0 in starts else starts[0])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation; no value is an error."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, len(values))
+
+
+def over(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
+    """A number of the runs, in multiples of `unit`."""
+    return spread([result[key] / unit for result in results])
+
+
+def relative_range(values: Sequence[float]) -> float:
+    """(largest − smallest) / mean: how much the end depends on the start."""
+    return (max(values) - min(values)) / statistics.fmean(values)
+
+
+def label(model: str) -> str:
+    """A model for people."""
+    return "UDN" if model == "udn" else "Ω" + model.translate(_DIGITS)

@@ -1,0 +1,164 @@
+"""The runs of a study and the folder that they live in: what is there, what is to be trained.
+
+FOLDER/runs/NAME.json         a run at its end
+FOLDER/runs/NAME.checkpoint   a run on its way
+FOLDER/logs/NAME.log          what a run had to say, where several ran at once
+FOLDER/quick.json             only in the folder of a quick look
+FOLDER/table.md, *.svg        made from the runs, see `table` and `figures`
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unbounded.experiments import records
+from unbounded.experiments.cifar10.recipe import Recipe, Run
+
+if TYPE_CHECKING:
+    from unbounded.data.images import Images
+
+QUICK_IMAGES = {"train": 500, "test": 200}
+MARK = "quick.json"
+
+
+class StudyError(ValueError):
+    """The folder has what does not go with what is asked for."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs of one recipe in one folder.
+
+    Attributes:
+        folder: where everything is written.
+        runs: all that are asked for, whether they are there or not.
+        recipe: how they are trained.
+        quick: few images; a folder is for quick looks or for the study, never for both.
+    """
+
+    folder: Path
+    runs: Sequence[Run]
+    recipe: Recipe
+    quick: bool = False
+
+    def result(self, run: Run) -> Path:
+        """The file of a run at its end."""
+        return self.folder / "runs" / f"{run.name}.json"
+
+    def checkpoint(self, run: Run) -> Path:
+        """The file of a run on its way."""
+        return self.folder / "runs" / f"{run.name}.checkpoint"
+
+    def missing(self) -> list[Run]:
+        """The runs that are not at their end."""
+        return [run for run in self.runs if not self.result(run).is_file()]
+
+    def prepare(self, *, resume: bool = False, again: bool = False) -> list[Run]:
+        """Make the folder ready; returns the runs that are to be trained.
+
+        A folder holds the runs of one recipe, so that its tables compare like with like.
+
+        Args:
+            resume: keep the runs that are there, go on with those on their way.
+            again: forget those among them that are asked for.
+
+        Raises:
+            StudyError: if the folder has runs of another recipe, or has some of these, and it is
+                not said what should become of them.
+        """
+        begun = [r for r in self.runs if self.result(r).is_file() or self.checkpoint(r).exists()]
+        forgotten = {self.result(run) for run in begun} if again else set()
+        there = sorted((self.folder / "runs").glob("*.json"))
+        mark = self.folder / MARK
+        if mark.is_file() != self.quick and (there or mark.is_file()):
+            kind = "a quick look" if mark.is_file() else "the study"
+            raise StudyError(f"{self.folder} has runs of {kind}; name another folder with --out")
+        for path in there:
+            if path not in forgotten:
+                self._compare(path)
+        if begun and not resume and not again:
+            raise StudyError(
+                f"{self.folder} has {len(begun)} of the {len(self.runs)} runs already, such as "
+                f"{begun[0].name}: --resume keeps them and goes on, --again trains them anew"
+            )
+        for run in begun if again else ():
+            self.result(run).unlink(missing_ok=True)
+        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        if self.quick:
+            records.write_json(mark, {**QUICK_IMAGES, "epochs": self.recipe.epochs})
+        return self.missing()
+
+    def _compare(self, path: Path) -> None:
+        before, now = records.read_json(path)["recipe"], records.plain(self.recipe.config())
+        differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        if differing:
+            each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
+            raise StudyError(f"{path} has another recipe: {each}; name another folder with --out")
+
+    def train(
+        self,
+        runs: Sequence[Run],
+        *,
+        device: str,
+        data: Path | None,
+        resume: bool,
+        minutes: float | None = None,
+    ) -> None:
+        """Train one after the other in this process, as long as there is time.
+
+        Args:
+            runs: those of the study that are to be trained now.
+            device: where.
+            data: the folder of the images, see `unbounded.data.cifar10`.
+            resume: go on from a run's checkpoint, if it has one.
+            minutes: for all of them together.
+        """
+        from unbounded.data import cifar10
+        from unbounded.experiments.cifar10 import runs as training
+
+        if not runs:
+            return
+        images = cifar10.load(data)
+        if self.quick:
+            train, test = images
+            images = cifar10.CIFAR10(
+                few(train, QUICK_IMAGES["train"]), few(test, QUICK_IMAGES["test"])
+            )
+        end = None if minutes is None else time.monotonic() + 60 * minutes
+        for run in runs:
+            left = None if end is None else (end - time.monotonic()) / 60
+            if left is not None and left <= 0:
+                return
+            found = training.train(
+                run,
+                self.recipe,
+                images,
+                device=device,
+                folder=self.folder / "runs",
+                resume=resume,
+                progress=None,
+                minutes=left,
+            )
+            if found is None:
+                print(f"{run.name}: its time is up, its checkpoint is kept", flush=True)
+                return
+            print(said(run, found), flush=True)
+
+
+def few(images: "Images", count: int) -> "Images":
+    """About `count` of the images, the first ones of each class, in their order."""
+    each = -(-count // len(images.classes))
+    rows = [np.flatnonzero(images.y == label)[:each] for label in range(len(images.classes))]
+    return images.take(np.sort(np.concatenate(rows)))
+
+
+def said(run: Run, result: dict[str, Any]) -> str:
+    """A run at its end, in one line."""
+    return (
+        f"{run.name}: {result['test_accuracy']:.2%}, E[ℓ] {result['depth_mean']:.2f}, "
+        f"{result['seconds'] / 60:.1f} minutes"
+    )

@@ -1,0 +1,317 @@
+"""Tables of a study that was run: `python -m unbounded.experiments.cifar10.table RESULTS`.
+
+Reads the runs in the folder RESULTS, and writes `table.md` and the figures beside them.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unbounded.experiments import records
+from unbounded.experiments.cifar10 import figures, published
+from unbounded.experiments.cifar10.plan import RULES, STUDY, classes_label
+from unbounded.experiments.cifar10.results import (
+    Result,
+    Spread,
+    headline,
+    label,
+    over,
+    read,
+    relative_range,
+    select,
+)
+from unbounded.experiments.cifar10.study import MARK
+from unbounded.experiments.uci.table import BEGIN, END, insert
+
+RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
+
+
+# The page
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Everything as one page of tables."""
+    parts = ["### Test accuracy in percent, all ten classes\n", accuracy_table(results)]
+    parts += ["### Easy, hard and all classes: accuracy and depth\n", classes_table(results)]
+    parts += ["### E[ℓ] at the end, from each λ₀ (all ten classes)\n", starts_table(results)]
+    parts += ["### What was to be reached\n", _verdicts(results)]
+    parts += ["### How it was run\n", _conditions(results)]
+    return "\n".join(parts)
+
+
+def accuracy_table(results: Sequence[Result]) -> str:
+    """Table 2: published figures beside ours."""
+    full = select(results, classes=())
+    rows: list[tuple[str, published.Published | None, list[Result]]] = []
+    printed = {row.model: row for row in published.TABLE if row.model is not None}
+    depths = {int(m) for m in printed if m != "udn"}
+    depths |= {int(r["run"]["model"]) for r in full if r["run"]["model"] != "udn"}
+    for depth in sorted(depths):
+        known = printed.get(str(depth))
+        name = known.label if known else label(str(depth))
+        rows.append((name, known, select(full, str(depth))))
+    rows += [(row.label, row, []) for row in published.TABLE if row.model is None]
+    main = headline(results)
+    rows.append((_udn_label(main), printed["udn"], main))
+    for rule in RULES:  # the other rule, from the same λ₀
+        other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
+        if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
+            rows.append((_udn_label(other), None, other))
+    best = max((over(r, "test_accuracy").mean for _, _, r in rows if r), default=None)
+    head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
+    lines = _head([*head, "E[ℓ]", "m", "minutes"])
+    for name, known, runs in rows:
+        cells = [name, "–", "–"]
+        if known is not None:
+            cells[1:] = [f"{known.mean:.1f} ± {known.deviation:.1f}", known.source]
+        lines.append(_line(cells + (_cells(runs, best) if runs else ["–"] * 7)))
+    return "\n".join([*lines, "", f"± is a standard deviation over runs. {published.SOURCE}.", ""])
+
+
+def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
+    accuracy = over(runs, "test_accuracy")
+    shown = _percent(accuracy)
+    return [
+        f"**{shown}**" if accuracy.mean == best else shown,
+        str(accuracy.count),
+        _show(over(runs, "test_log_score"), 3),
+        _show(over(runs, "test_ece"), 3),
+        _show(over(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
+        _integers(runs, "max_depth"),
+        f"{over(runs, 'seconds', 60).mean:.1f}",
+    ]
+
+
+def classes_table(results: Sequence[Result]) -> str:
+    """The UDN on an easy pair, a hard pair and all ten classes."""
+    groups = {tuple(r["run"]["classes"]): None for r in select(results, "udn")}
+    order = [published.EASY, published.HARD, ()]
+    order += [group for group in groups if group not in order]
+    head = ["classes", "accuracy, paper", "accuracy, ours", "seed by seed"]
+    lines = _head([*head, "E[ℓ]", "seed by seed", "m"])
+    for group in order:
+        runs = headline(results, group)
+        known = published.ACCURACY.get(group)
+        cells = [classes_label(group), "–" if known is None else f"{known:.0f}"]
+        if not runs:
+            lines.append(_line([*cells, "not run", "–", "–", "–", "–"]))
+            continue
+        cells += [_percent(over(runs, "test_accuracy"))]
+        cells += [", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)]
+        cells += [_show(over(runs, "depth_mean"), 2)]
+        cells += [", ".join(f"{r['depth_mean']:.2f}" for r in runs)]
+        lines.append(_line([*cells, _integers(runs, "max_depth")]))
+    return "\n".join([*lines, "", f"All with {_described(results)}.", ""])
+
+
+def starts_table(results: Sequence[Result]) -> str:
+    """E[ℓ] at the end from each λ₀, for both rules."""
+    full = select(results, "udn", ())
+    rules = [rule for rule in RULES if select(full, rule=rule)]
+    if not rules:
+        return "The UDN was not run on all ten classes.\n"
+    starts = sorted({r["run"]["lambda0"] for r in full})
+    head = ["λ₀"]
+    for rule in rules:
+        head += [f"E[ℓ], {RULE_LABELS[rule]}", "accuracy, %", "seeds"]
+    lines = _head(head)
+    ends: dict[str, list[float]] = {rule: [] for rule in rules}
+    for start in starts:
+        cells = [f"{start:g}"]
+        for rule in rules:
+            runs = select(full, lambda0=start, rule=rule)
+            if not runs:
+                cells += ["–", "–", "–"]
+                continue
+            depth = over(runs, "depth_mean")
+            ends[rule].append(depth.mean)
+            cells += [_show(depth, 2), _percent(over(runs, "test_accuracy")), str(depth.count)]
+        lines.append(_line(cells))
+    cells = ["(max − min) / mean"]
+    for rule in rules:
+        several = len(ends[rule]) > 1
+        cells += [f"{relative_range(ends[rule]):.1%}" if several else "one λ₀ alone", "", ""]
+    return "\n".join([*lines, _line(cells), ""])
+
+
+def verdicts(results: Sequence[Result]) -> dict[str, bool]:
+    """What the paper claims, and whether it is so here; what was not run is left out.
+
+    "As good as": the mean is not lower than the other by more than its own standard deviation.
+    """
+    found: dict[str, bool] = {}
+    main = headline(results)
+    if main:
+        ours = over(main, "test_accuracy", 0.01)
+        reach = ours.mean + (ours.deviation or 0.0)
+        paper = next(row for row in published.TABLE if row.model == "udn")
+        found[f"UDN as good as the paper's {paper.mean}"] = reach >= paper.mean
+        full = select(results, classes=())
+        depths = {r["run"]["model"] for r in full} - {"udn"}
+        if len(depths) > 1:
+            best = max(over(select(full, depth), "test_accuracy", 0.01).mean for depth in depths)
+            found[f"UDN as good as the best of {len(depths)} fixed depths"] = reach >= best
+    pairs = {group: _by_seed(headline(results, group)) for group in STUDY}
+    if all(pairs.values()):
+        easy, hard, everything = pairs[published.EASY], pairs[published.HARD], pairs[()]
+        claim = "E[ℓ] grows from deer + automobile to cat + dog to all ten, whatever the seeds"
+        found[claim] = max(easy) < min(hard) and max(hard) < min(everything)
+        for group in (published.EASY, published.HARD):
+            accuracy = over(headline(results, group), "test_accuracy", 0.01)
+            known = published.ACCURACY[group]
+            good = round(accuracy.mean + (accuracy.deviation or 0.0)) >= known
+            found[f"UDN as good as the paper's {known:.0f} on {classes_label(group)}"] = good
+    return found
+
+
+def _by_seed(runs: Sequence[Result]) -> list[float]:
+    return [run["depth_mean"] for run in runs]
+
+
+def _verdicts(results: Sequence[Result]) -> str:
+    found = verdicts(results)
+    if not found:
+        return "Too little was run to tell.\n"
+    lines = _head(["claim", "reached"])
+    lines += [_line([claim, "yes" if good else "no"]) for claim, good in found.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _conditions(results: Sequence[Result]) -> str:
+    """Device, recipe, and the time of each kind of run."""
+    recipe = results[0]["recipe"]
+    devices = dict.fromkeys(
+        f"{r['versions'].get('device', '?')}, torch {r['versions'].get('torch', '?')}"
+        for r in results
+    )
+    head = ["run", "runs", "minutes", "of that capturing and compiling", "seconds an epoch"]
+    lines = _head([*head, "layers"])
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        run = result["run"]
+        key = label(run["model"]), classes_label(run["classes"])
+        groups.setdefault(key, []).append(result)
+    for (model, classes), runs in groups.items():
+        cells = [f"{model}, {classes}", str(len(runs))]
+        cells += [f"{over(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
+        cells += [f"{over(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
+        lines.append(_line(cells))
+    total = sum(r["seconds"] for r in results) / 60
+    settings = ", ".join(f"{key} {_plain(value)}" for key, value in recipe.items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{total:.0f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.",
+            "",
+        ]
+    )
+
+
+def _udn_label(runs: Sequence[Result]) -> str:
+    if not runs:
+        return "UDN"
+    run = runs[0]["run"]
+    return f"UDN, λ by {_rule(run['rule'])}, λ₀ = {run['lambda0']:g}"
+
+
+def _described(results: Sequence[Result]) -> str:
+    kinds = {
+        f"λ by {_rule(r['run']['rule'])} and λ₀ = {r['run']['lambda0']:g}": None
+        for group in {tuple(r["run"]["classes"]): None for r in select(results, "udn")}
+        for r in headline(results, group)
+    }
+    return " or ".join(kinds) or "no UDN"
+
+
+def _rule(rule: str) -> str:
+    return f"{RULE_LABELS[rule]} rule ({rule})" if rule == "gradient" else "our rule (ascent)"
+
+
+def _integers(runs: Sequence[Result], key: str) -> str:
+    values = sorted({run[key] for run in runs})
+    return str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
+
+
+def _percent(value: Spread) -> str:
+    scale = 100.0
+    deviation = None if value.deviation is None else scale * value.deviation
+    return _show(Spread(scale * value.mean, deviation, value.count), 2)
+
+
+def _show(value: Spread, digits: int) -> str:
+    mean = f"{value.mean:.{digits}f}".replace("-", "−")
+    return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return [_line(cells), _line(["---"] * len(cells))]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# Files
+
+
+def warning(folder: Path) -> str:
+    """What has to be said of a quick look, or nothing."""
+    if not (folder / MARK).is_file():
+        return ""
+    look = records.read_json(folder / MARK)
+    return (
+        f"QUICK LOOK: {look['train']} training images, {look['test']} test images, "
+        f"{look['epochs']} epochs. THESE NUMBERS MEAN NOTHING; they show that everything runs."
+    )
+
+
+def write(folder: Path) -> str:
+    """Write `table.md` and the figures into a folder of results; returns the tables.
+
+    Figures that no run has anything for are not drawn; the page says so.
+
+    Raises:
+        FileNotFoundError: if there are no results.
+    """
+    results = read(folder)
+    if not results:
+        raise FileNotFoundError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
+    loud = warning(folder)
+    text = markdown(results)
+    drawn, left_out = figures.draw(results, note=loud)
+    for name in figures.NAMES:
+        if name in drawn:
+            records.write_text(folder / name, drawn[name])
+        else:
+            (folder / name).unlink(missing_ok=True)  # of runs that are no longer there
+    if left_out:
+        text += "\n### What is not drawn\n\n" + "".join(f"- {line}\n" for line in left_out)
+    if loud:
+        text = f"**{loud}**\n\n{text}"
+    records.write_text(folder / "table.md", text)
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the tables again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="folder of a study")
+    parser.add_argument("--into", type=Path, help=f"also between {BEGIN} and {END} of this page")
+    options = parser.parse_args(arguments)
+    text = write(options.results)
+    print(text)
+    if options.into is not None:
+        page = options.into.read_text(encoding="utf-8")
+        records.write_text(options.into, insert(page, text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
