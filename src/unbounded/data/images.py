@@ -357,6 +357,8 @@ def _read(file: Path, shape: tuple[int, int] | None) -> Pixels:
             deep = image.mode.startswith(("I", "F"))
             grey = image.mode in ("1", "L", "LA")
             if not deep:
+                if image.mode == "P":  # a palette may hold transparency, of which Pillow warns
+                    image = image.convert("RGBA")
                 image = image.convert("L" if grey else "RGB")
                 if shape is not None and image.size != shape[::-1]:
                     image = image.resize(shape[::-1], Image.Resampling.BILINEAR)

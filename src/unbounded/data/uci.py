@@ -160,8 +160,9 @@ def load(name: str, folder: str | Path | None = None, *, cache: str | Path | Non
 
     Args:
         name: a key of `SETS`.
-        folder: where NAME.npz is; by default what the environment's UNBOUNDED_DATA says. Without
-            either, the cache, and if it is not there a download into it.
+        folder: where NAME.npz is, in it or one level below; by default what the environment's
+            UNBOUNDED_DATA says. Without either, the cache, and if it is not there a download into
+            it.
         cache: where downloads are kept; by default UNBOUNDED_CACHE or ~/.cache/unbounded/uci.
 
     Raises:
@@ -172,6 +173,9 @@ def load(name: str, folder: str | Path | None = None, *, cache: str | Path | Non
     folder = folder or os.environ.get(FOLDER)
     if folder:
         path = Path(folder) / f"{name}.npz"
+        below = sorted(Path(folder).glob(f"*/{name}.npz"))  # the variable serves every data set
+        if not path.is_file() and below:
+            path = below[0]
         if not path.is_file():
             raise DataError(
                 f"{path} is not there; --data (or {FOLDER}) must name a folder with NAME.npz "
