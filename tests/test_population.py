@@ -25,14 +25,16 @@ from unbounded.engine import (
     predict_ensemble,
     selfcheck,
 )
+from unbounded.engine.dense import DenseStack
 from unbounded.engine.depths import (
     ConwayMaxwellStack,
     FiniteDepthStack,
     FixedDepthStack,
     TruncatedPoissonStack,
 )
-from unbounded.engine.networks import DenseStack, Extent, VmapStack
+from unbounded.engine.networks import VmapStack
 from unbounded.engine.population import OutgrownError
+from unbounded.engine.stacks import Extent
 from unbounded.files import FileError
 from unbounded.priors import WeightPrior
 

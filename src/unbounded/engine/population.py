@@ -21,9 +21,10 @@ from unbounded.engine.costs import WeightCosts
 from unbounded.engine.data import Rows, Shuffles, gather
 from unbounded.engine.graphs import Runner
 from unbounded.engine.likelihoods import LikelihoodStack
-from unbounded.engine.networks import Extent, Templates, VmapStack, network_stack
+from unbounded.engine.networks import VmapStack, network_stack
 from unbounded.engine.optim import Adam, Optimizer
 from unbounded.engine.posterior import DepthPosteriors, reach_order
+from unbounded.engine.stacks import Extent, Templates
 from unbounded.training.optimizers import DEPTH_LR_RATIO
 
 if TYPE_CHECKING:
