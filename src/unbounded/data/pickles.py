@@ -2,7 +2,8 @@
 
 A pickle is a program that may call whatever it can name. Here it can name only those few things
 by which NumPy and Python write arrays and bytes, and each is answered by a class that does no
-more than write down what it is told. Arrays are made afterwards, by this module; no name is ever looked up.
+more than write down what it is told. Arrays are made afterwards, by this module; no name is ever
+looked up.
 """
 
 import io
