@@ -1,6 +1,12 @@
-"""Dense layers of many members, forward and backward by batched matrix products."""
+"""Dense layers of many members, forward and backward by batched matrix products.
+
+The buffers stay where they are, and with them all the views of them that a pass needs. Views are
+made once for each batch size: between small products, making them would take as long as the
+products do, and threads that train other members would wait for the interpreter meanwhile.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +16,53 @@ from unbounded.engine.stacks import Extent, NetworkStack, Templates
 from unbounded.layers import Dense, Layers
 
 
+class _Head(NamedTuple):
+    """What one depth's heads read and write in a forward pass; `rows` are the members with one."""
+
+    rows: slice
+    weight: Tensor  # (rows, out, width)
+    bias: Tensor  # (rows, out, 1)
+    state: Tensor  # (rows, width, batch)
+    output: Tensor  # (rows, out, batch)
+
+
+class _Layer(NamedTuple):
+    """What one hidden layer reads and writes in a forward pass, for its first `count` members."""
+
+    input: Tensor | None  # (count, batch, in); None for the first layer, which reads x
+    weight: Tensor  # (count, in, out)
+    bias: Tensor  # (count, 1, out)
+    state: Tensor  # (count, batch, out)
+    head: _Head | None
+
+
+class _HeadSlopes(NamedTuple):
+    """What one depth's heads read and write in a backward pass."""
+
+    rows: slice
+    weight: Tensor  # (rows, out, width)
+    state: Tensor  # (rows, batch, width)
+    signal: Tensor  # (rows, batch, width)
+    weight_grad: Tensor  # (rows, out, width)
+    bias_grad: Tensor  # (rows, out)
+
+
+class _Slopes(NamedTuple):
+    """What one hidden layer reads and writes in a backward pass. A signal is ∂loss/∂state."""
+
+    signal: Tensor  # (count, batch, out)
+    signal_t: Tensor  # (count, out, batch)
+    headless: Tensor | None  # the part of the signal that no head writes
+    behind: tuple[Tensor, Tensor, Tensor] | None  # this part of it gets signal times weight of ℓ+1
+    state: Tensor  # (count, batch, out)
+    input: Tensor | None  # (count, batch, in); None for the first layer
+    weight_grad: Tensor  # (count, out, in)
+    bias_grad: Tensor  # (count, out)
+    head: _HeadSlopes | None
+
+
 class DenseStack(NetworkStack):
-    """`Dense` layers with ReLU or tanh, forward and backward by batched matrix products."""
+    """`Dense` layers with ReLU or tanh, written out by hand."""
 
     layers: Dense
 
@@ -21,71 +72,100 @@ class DenseStack(NetworkStack):
         return type(layers) is Dense and layers.activation in ("relu", "tanh")
 
     def allocate(self, extent: Extent, blocks: Sequence[Block], templates: Templates) -> None:
-        """Buffers of the old depth are let go."""
+        """Buffers of the old depth are let go, and the views of them."""
         super().allocate(extent, blocks, templates)
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._named: dict[tuple[int, int, str], dict[str, Tensor]] = {}
+        self._forward: dict[tuple[str, int], list[_Layer]] = {}
+        self._backward: dict[int, list[_Slopes]] = {}
         self._input: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states stay in a buffer for `backward`."""
-        extent, out_features = self.extent, self.layers.out_features
+        extent = self.extent
         self._input = x
-        states = self._buffer("states", x, (extent.depth, *x.shape[:2], self.layers.width))
-        state = x
-        for level, count in enumerate(extent.counts, 1):
-            weight, bias = self._hidden(level, "value", count)
-            state = torch.baddbmm(
-                bias.unsqueeze(1), state[:count], weight.mT, out=states[level - 1, :count]
-            )
-            self._activate(state)
-        if self._joint(x):
-            weight, bias = self._all_heads("value")
-            outputs = self._buffer("joint", x, (weight.shape[0], out_features, x.shape[1]))
-            torch.baddbmm(bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=outputs)
-            return outputs.mT.unflatten(0, (extent.depth, extent.members))
+        states = self._states(x)
+        joint = self._joint(x)
         # (depth, class, member, batch) in memory: all rows of a class side by side, which the
         # softmax of many rows over few classes likes best.
-        outputs = self._buffer("outputs", x, (extent.depth, out_features, *x.shape[:2]))
-        for level in range(1, extent.depth + 1):
-            rows = extent.heads(level)
-            if rows is not None:
-                weight, bias = self._head(level, "value", rows)
-                found = torch.baddbmm(bias.unsqueeze(2), weight, states[level - 1, rows].mT)
-                outputs[level - 1, :, rows].copy_(found.transpose(0, 1))
-        return outputs.permute(0, 2, 3, 1)
+        shape = (extent.depth, self.layers.out_features, *x.shape[:2])
+        outputs = None if joint else self._buffer("outputs", x, shape)
+        key = ("value", x.shape[1])
+        if key not in self._forward:
+            places = None if outputs is None else outputs.transpose(1, 2)
+            self._forward[key] = self._layers(states, places, "value")
+        self._run(self._forward[key], x)
+        if outputs is not None:
+            return outputs.permute(0, 2, 3, 1)
+        weight, bias = self._all_heads("value")
+        shape = (weight.shape[0], self.layers.out_features, x.shape[1])
+        outputs = self._buffer("joint", x, shape)
+        torch.baddbmm(bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=outputs)
+        return outputs.mT.unflatten(0, (extent.depth, extent.members))
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, source: str) -> Tensor:
+        """The same without keeping hidden states: two buffers take turns."""
+        extent, members, batch = self.extent, *x.shape[:2]
+        shape = (members, extent.depth, self.layers.out_features, batch)
+        outputs = self._buffer("scored", x, shape)
+        key = (f"scored {source}", batch)
+        if key not in self._forward:
+            turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
+            states = [turns[level % 2] for level in range(extent.depth)]
+            self._forward[key] = self._layers(states, outputs.transpose(0, 1), source)
+        self._run(self._forward[key], x)
+        return outputs.permute(1, 0, 3, 2)
+
+    def _run(self, layers: Sequence[_Layer], x: Tensor) -> None:
+        for layer in layers:
+            before = x[: layer.state.shape[0]] if layer.input is None else layer.input
+            torch.baddbmm(layer.bias, before, layer.weight, out=layer.state)
+            self._activate(layer.state)
+            head = layer.head
+            if head is not None:
+                head.output.copy_(torch.baddbmm(head.bias, head.weight, head.state))
 
     @torch.no_grad()
     def backward(self, grad: Tensor, active: Tensor) -> None:
         """The chain rule, layer by layer, from the deepest to the first."""
-        extent, x = self.extent, self._input
+        x = self._input
         assert x is not None
-        shape = (*x.shape[:2], self.layers.width)
-        states = self._buffer("states", x, (extent.depth, *shape))
-        joint = self._joint(x)
-        if joint:
-            signals = self._buffer("signals", x, (extent.depth, *shape))
-            self._all_heads_backward(grad, states, signals)
+        if self._joint(x):
+            self._all_heads_backward(grad, self._states(x), self._signals(x))
+        elif self.layers.shares_head:
+            for tensor in self._head(1, "grad", slice(0, self.extent.members)):
+                tensor.zero_()
+        if x.shape[1] not in self._backward:
+            self._backward[x.shape[1]] = self._slopes(x)
+        slopes = self._backward[x.shape[1]]
+        for level, layer in zip(range(len(slopes), 0, -1), slopes, strict=True):
+            if layer.headless is not None:
+                layer.headless.zero_()
+            if layer.head is not None:
+                self._head_backward(layer.head, grad[level - 1])
+            if layer.behind is not None:
+                signal, behind, weight = layer.behind
+                signal.baddbmm_(behind, weight)
+            self._activate_backward(layer.signal, layer.state)
+            before = layer.input
+            if before is None:
+                before = x[: layer.signal.shape[0]]
+                if not x.is_cuda:
+                    # A product with few columns is fast if they are not interleaved.
+                    before = before.mT.contiguous().mT
+            _store(layer.weight_grad, layer.signal_t, before)
+            torch.sum(layer.signal, 1, out=layer.bias_grad)
+
+    def _head_backward(self, head: _HeadSlopes, grad: Tensor) -> None:
+        grad = grad[head.rows]
+        torch.bmm(grad, head.weight, out=head.signal)
+        if self.layers.shares_head:
+            head.weight_grad.add_(torch.bmm(grad.mT, head.state))
+            head.bias_grad.add_(grad.sum(1))
         else:
-            signals = self._buffer("turns", x, (2, *shape))
-            if self.layers.shares_head:
-                for tensor in self._head(1, "grad", slice(0, extent.members)):
-                    tensor.zero_()
-        behind = None  # the gradient in the layer behind, before its weights
-        for level in range(extent.depth, 0, -1):
-            count = extent.counts[level - 1]
-            signal = signals[level - 1 if joint else level % 2]
-            if not joint:
-                self._head_backward(level, grad[level - 1], states[level - 1], signal)
-            signal = signal[:count]
-            if behind is not None:
-                weight, _ = self._hidden(level + 1, "value", behind.shape[0])
-                signal[: behind.shape[0]].baddbmm_(behind, weight)
-            self._activate_backward(signal, states[level - 1, :count])
-            weight_grad, bias_grad = self._hidden(level, "grad", count)
-            _store(weight_grad, signal.mT, (x if level == 1 else states[level - 2])[:count])
-            torch.sum(signal, 1, out=bias_grad)
-            behind = signal
+            _store(head.weight_grad, grad.mT, head.state)
+            torch.sum(grad, 1, out=head.bias_grad)
 
     def _all_heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
         flat = grad.flatten(0, 1)
@@ -95,46 +175,83 @@ class DenseStack(NetworkStack):
         _store(weight_grad, flat.mT, states.flatten(0, 1))
         torch.sum(flat, 1, out=bias_grad)
 
-    def _head_backward(self, level: int, grad: Tensor, states: Tensor, signal: Tensor) -> None:
-        """The head's part of one depth; members without a head there get zeros."""
-        rows = self.extent.heads(level)
-        signal[: self.extent.starts[level - 1]].zero_()
-        if rows is None:
-            return
-        weight, _ = self._head(level, "value", rows)
-        weight_grad, bias_grad = self._head(level, "grad", rows)
-        piece = grad[rows]
-        torch.bmm(piece, weight, out=signal[rows])
-        if self.layers.shares_head:
-            weight_grad += torch.bmm(piece.mT, states[rows])
-            bias_grad += piece.sum(1)
-        else:
-            _store(weight_grad, piece.mT, states[rows])
-            torch.sum(piece, 1, out=bias_grad)
+    # Views --------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def evaluate(self, x: Tensor, source: str) -> Tensor:
-        """The same without keeping hidden states: two buffers take turns."""
-        extent, members, batch = self.extent, *x.shape[:2]
-        shape = (members, extent.depth, self.layers.out_features, batch)
-        outputs = self._buffer("scored", x, shape)
-        turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
-        state = x
-        for level, count in enumerate(extent.counts, 1):
+    def _layers(
+        self, states: Sequence[Tensor] | Tensor, outputs: Tensor | None, source: str
+    ) -> list[_Layer]:
+        """The views of a forward pass.
+
+        Args:
+            states: where each depth's hidden states go, `(members, batch, width)`.
+            outputs: where the heads' outputs go, `(depth, members, out, batch)`; None where they
+                are made all at once afterwards.
+            source: which of the blocks' tensors holds the weights.
+        """
+        layers: list[_Layer] = []
+        for level, count in enumerate(self.extent.counts, 1):
             weight, bias = self._hidden(level, source, count)
-            state = torch.baddbmm(
-                bias.unsqueeze(1), state[:count], weight.mT, out=turns[level % 2, :count]
-            )
-            self._activate(state)
-            rows = extent.heads(level)
+            before = None if level == 1 else states[level - 2][:count]
+            state, head = states[level - 1], None
+            rows = self.extent.heads(level)
+            if rows is not None and outputs is not None:
+                head_weight, head_bias = self._head(level, source, rows)
+                place = outputs[level - 1, rows]
+                head = _Head(rows, head_weight, head_bias.unsqueeze(2), state[rows].mT, place)
+            layers.append(_Layer(before, weight.mT, bias.unsqueeze(1), state[:count], head))
+        return layers
+
+    def _slopes(self, x: Tensor) -> list[_Slopes]:
+        """The views of a backward pass, from the deepest layer to the first."""
+        extent, states, joint = self.extent, self._states(x), self._joint(x)
+        signals = self._signals(x)
+        slopes: list[_Slopes] = []
+        for level in range(extent.depth, 0, -1):
+            count, start = extent.counts[level - 1], extent.starts[level - 1]
+            signal, head, behind = signals[level - 1 if joint else level % 2], None, None
+            rows = None if joint else extent.heads(level)
             if rows is not None:
-                weight, bias = self._head(level, source, rows)
-                outputs[rows, level - 1] = torch.baddbmm(bias.unsqueeze(2), weight, state[rows].mT)
-        return outputs.permute(1, 0, 3, 2)
+                weight, _ = self._head(level, "value", rows)
+                head = _HeadSlopes(
+                    rows,
+                    weight,
+                    states[level - 1, rows],
+                    signal[rows],
+                    *self._head(level, "grad", rows),
+                )
+            if slopes:
+                reached = slopes[-1].signal.shape[0]
+                weight, _ = self._hidden(level + 1, "value", reached)
+                behind = signal[:reached], slopes[-1].signal, weight
+            slopes.append(
+                _Slopes(
+                    signal[:count],
+                    signal[:count].mT,
+                    signal[:start] if start and not joint else None,
+                    behind,
+                    states[level - 1, :count],
+                    None if level == 1 else states[level - 2, :count],
+                    *self._hidden(level, "grad", count),
+                    head,
+                )
+            )
+        return slopes
 
     def _joint(self, x: Tensor) -> bool:
         """Whether the heads of all depths are one product: fewer kernels for a GPU."""
         return x.is_cuda and self.extent.uniform and not self.layers.shares_head
+
+    def _states(self, x: Tensor) -> Tensor:
+        """The hidden states in training, `(depth, members, batch, width)`."""
+        shape = (self.extent.depth, *x.shape[:2], self.layers.width)
+        return self._buffer("states", x, shape)
+
+    def _signals(self, x: Tensor) -> Tensor:
+        """The gradients in them: of all depths where the heads' come first, else of two in turn."""
+        shape = (*x.shape[:2], self.layers.width)
+        if self._joint(x):
+            return self._buffer("signals", x, (self.extent.depth, *shape))
+        return self._buffer("turns", x, (2, *shape))
 
     def _hidden(self, level: int, source: str, count: int) -> tuple[Tensor, Tensor]:
         """Weight `(count, out, in)` and bias `(count, out)` from the blocks' tensor `source`."""
