@@ -8,17 +8,18 @@ Every run is one file; tables beside the published figures and drawings are made
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
-from unbounded.experiments.cifar10.recipe import Recipe
-from unbounded.experiments.cifar10.study import Study, StudyError, said
+from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, StudyError, said
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
-QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50}
+QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "images": QUICK_IMAGES["train"]}
 QUICK_MODELS, QUICK_SEEDS = "udn,5", "1"
 
 
@@ -101,16 +102,13 @@ def make_study(options: argparse.Namespace) -> Study:
             plan.lambdas_of(options.lambda0),
             plan.rules_of(options.rules),
         )
-        changes = dict(QUICK) if quick else {}
+        recipe = Recipe.named(options.schedule, **(QUICK if quick else {}))
         if options.epochs is not None:
-            changes["epochs"] = options.epochs
-        recipe = Recipe.named(options.schedule, **changes)
+            recipe = replace(recipe, epochs=options.epochs)
     except ValueError as error:
         raise CommandError(str(error)) from None
     if options.jobs < 1:
         raise CommandError(f"--jobs must be at least 1, got {options.jobs}")
-    if options.epochs is not None and options.epochs < 1:
-        raise CommandError(f"--epochs must be at least 1, got {options.epochs}")
     if options.minutes is not None and not options.minutes > 0:
         raise CommandError(f"--minutes must be positive, got {options.minutes:g}")
     if options.resume and options.again:
@@ -118,7 +116,7 @@ def make_study(options: argparse.Namespace) -> Study:
     return Study(_folder(options), runs, recipe, quick)
 
 
-def _train_all(study: Study, wanted: list[Any], options: argparse.Namespace, device: str) -> None:
+def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, device: str) -> None:
     """Train, one after the other or several at once; then tables, figures, and how it went."""
     from unbounded.cli.common import CommandError
     from unbounded.experiments.cifar10 import table
@@ -148,17 +146,18 @@ def _train_all(study: Study, wanted: list[Any], options: argparse.Namespace, dev
         print(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
-def _train(study: Study, runs: list[Any], options: argparse.Namespace, device: str) -> None:
+def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> None:
     study.train(
         runs,
         device=device,
         data=options.data,
         resume=not options.again,
         minutes=options.minutes,
+        progress=True if options.one else None,  # a log should show that something goes on
     )
 
 
-def _at_once(study: Study, runs: list[Any], options: argparse.Namespace, device: str) -> list[str]:
+def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
     results = {run.name: (run, study.result(run)) for run in runs}
     start = time.monotonic()
@@ -228,6 +227,10 @@ def _progress(study: Study) -> str:
 
 
 def _write(folder: Path) -> None:
+    from unbounded.cli.common import CommandError
     from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
 
-    print(table.write(folder))
+    try:
+        print(table.write(folder))
+    except StudyError as error:
+        raise CommandError(str(error)) from None

@@ -78,9 +78,9 @@ def posterior_figure(results: Sequence[Result], note: str = "") -> str:
                 parts.append(panel.marker(depth, q, colour, marker, tip))
         if found[group]:
             accuracy = over(found[group], "test_accuracy", 0.01).mean
-            depth = over(found[group], "depth_mean").mean
+            mean = over(found[group], "depth_mean").mean
             keys.append(Key(classes_label(group), colour, marker))
-            keys.append(Key(f"{accuracy:.1f} %, E[ℓ] {depth:.1f}", "", ""))
+            keys.append(Key(f"{accuracy:.1f} %, E[ℓ] {mean:.1f}", "", ""))
         else:
             missing.append(f"no runs of {classes_label(group)}")
     parts += legend(576, 70, keys)

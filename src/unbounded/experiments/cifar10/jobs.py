@@ -60,7 +60,7 @@ def run_jobs(
                     running[name] = _start(command(name), file)
                 started(name, log)
             for name in [n for n, process in running.items() if process.poll() is not None]:
-                statuses[name] = running.pop(name).wait()
+                statuses[name] = _end(running.pop(name))
                 ended(name, statuses[name])
             if running:
                 time.sleep(_POLL)
@@ -94,9 +94,13 @@ def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
         raise
     finally:
         for process in processes:
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    if process.stdin is not None:
+        process.stdin.close()
+    return process.wait()
 
 
 def stop_with_parent() -> None:

@@ -10,13 +10,12 @@ from typing import TypeVar
 
 from unbounded.data.cifar10 import ALIASES, CLASSES
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.recipe import Run
+from unbounded.experiments.cifar10.recipe import RULES, Run
 
 STUDY: tuple[tuple[str, ...], ...] = ((), EASY, HARD)
 """The groups of the whole study; () is all ten classes."""
 MODELS = ("udn", "5", "10", "20")
 SEEDS = (0, 1, 2)
-RULES = ("ascent", "gradient")
 LAMBDA0 = 5.0
 """The paper's first λ."""
 T = TypeVar("T")

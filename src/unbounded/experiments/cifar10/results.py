@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from unbounded.experiments import records
 from unbounded.experiments.cifar10.plan import LAMBDA0, RULES, STUDY
+from unbounded.experiments.cifar10.study import StudyError
 
 Result = dict[str, Any]
 """What a run left in its file."""
@@ -18,13 +19,20 @@ class Spread(NamedTuple):
 
     mean: float
     deviation: float | None
-    count: int
+    seeds: int
 
 
 def read(folder: Path) -> list[Result]:
-    """The runs in a folder, by model, classes, rule, λ₀ and seed."""
-    found = [records.read_json(path) for path in sorted((folder / "runs").glob("*.json"))]
-    return sorted(found, key=_order)
+    """The runs in a folder, by model, classes, rule, λ₀ and seed.
+
+    Raises:
+        StudyError: if one of them was scored on other than the test images.
+    """
+    found = {path: records.read_json(path) for path in sorted((folder / "runs").glob("*.json"))}
+    for path, result in found.items():
+        if "test_accuracy" not in result:
+            raise StudyError(f"{path} has no test accuracy: it is a trial, not a run of the study")
+    return sorted(found.values(), key=_order)
 
 
 def _order(result: Result) -> tuple[Any, ...]:

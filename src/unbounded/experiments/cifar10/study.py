@@ -70,30 +70,34 @@ class Study:
             StudyError: if the folder has runs of another recipe, or has some of these, and it is
                 not said what should become of them.
         """
+        folder, mark, note = self.folder / "runs", self.folder / MARK, self.folder / "recipe.json"
         begun = [r for r in self.runs if self.result(r).is_file() or self.checkpoint(r).exists()]
-        forgotten = {self.result(run) for run in begun} if again else set()
-        there = sorted((self.folder / "runs").glob("*.json"))
-        mark = self.folder / MARK
-        if mark.is_file() != self.quick and (there or mark.is_file()):
+        forgotten = {path for r in begun for path in (self.result(r), self.checkpoint(r))}
+        there = {*folder.glob("*.json"), *folder.glob("*.checkpoint")}
+        kept = sorted(there - forgotten if again else there)
+        if mark.is_file() != self.quick and (kept or mark.is_file()):
             kind = "a quick look" if mark.is_file() else "the study"
             raise StudyError(f"{self.folder} has runs of {kind}; name another folder with --out")
-        for path in there:
-            if path not in forgotten:
-                self._compare(path)
+        for path in kept:
+            if path.suffix == ".json":
+                self._compare(path, records.read_json(path)["recipe"])
+            elif note.is_file():
+                self._compare(path, records.read_json(note))
         if begun and not resume and not again:
             raise StudyError(
                 f"{self.folder} has {len(begun)} of the {len(self.runs)} runs already, such as "
                 f"{begun[0].name}: --resume keeps them and goes on, --again trains them anew"
             )
-        for run in begun if again else ():
-            self.result(run).unlink(missing_ok=True)
-        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        for path in forgotten if again else ():
+            path.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        records.write_json(note, self.recipe.config())
         if self.quick:
             records.write_json(mark, {**QUICK_IMAGES, "epochs": self.recipe.epochs})
         return self.missing()
 
-    def _compare(self, path: Path) -> None:
-        before, now = records.read_json(path)["recipe"], records.plain(self.recipe.config())
+    def _compare(self, path: Path, before: dict[str, Any]) -> None:
+        now = records.plain(self.recipe.config())
         differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if differing:
             each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
@@ -107,6 +111,7 @@ class Study:
         data: Path | None,
         resume: bool,
         minutes: float | None = None,
+        progress: bool | None = None,
     ) -> None:
         """Train one after the other in this process, as long as there is time.
 
@@ -116,6 +121,7 @@ class Study:
             data: the folder of the images, see `unbounded.data.cifar10`.
             resume: go on from a run's checkpoint, if it has one.
             minutes: for all of them together.
+            progress: show bars; by default on a terminal.
         """
         from unbounded.data import cifar10
         from unbounded.experiments.cifar10 import runs as training
@@ -140,7 +146,7 @@ class Study:
                 device=device,
                 folder=self.folder / "runs",
                 resume=resume,
-                progress=None,
+                progress=progress,
                 minutes=left,
             )
             if found is None:

@@ -75,7 +75,7 @@ def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
     shown = _percent(accuracy)
     return [
         f"**{shown}**" if accuracy.mean == best else shown,
-        str(accuracy.count),
+        str(accuracy.seeds),
         _show(over(runs, "test_log_score"), 3),
         _show(over(runs, "test_ece"), 3),
         _show(over(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
@@ -127,7 +127,7 @@ def starts_table(results: Sequence[Result]) -> str:
                 continue
             depth = over(runs, "depth_mean")
             ends[rule].append(depth.mean)
-            cells += [_show(depth, 2), _percent(over(runs, "test_accuracy")), str(depth.count)]
+            cells += [_show(depth, 2), _percent(over(runs, "test_accuracy")), str(depth.seeds)]
         lines.append(_line(cells))
     cells = ["(max − min) / mean"]
     for rule in rules:
@@ -145,14 +145,16 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
     main = headline(results)
     if main:
         ours = over(main, "test_accuracy", 0.01)
-        reach = ours.mean + (ours.deviation or 0.0)
+        reach = round(ours.mean + (ours.deviation or 0.0), 6)  # 94.39999… is 94.4
         paper = next(row for row in published.TABLE if row.model == "udn")
         found[f"UDN as good as the paper's {paper.mean}"] = reach >= paper.mean
         full = select(results, classes=())
         depths = {r["run"]["model"] for r in full} - {"udn"}
         if len(depths) > 1:
-            best = max(over(select(full, depth), "test_accuracy", 0.01).mean for depth in depths)
-            found[f"UDN as good as the best of {len(depths)} fixed depths"] = reach >= best
+            means = [over(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
+            found[f"UDN as good as the best of {len(depths)} fixed depths"] = reach >= round(
+                max(means), 6
+            )
     pairs = {group: _by_seed(headline(results, group)) for group in STUDY}
     if all(pairs.values()):
         easy, hard, everything = pairs[published.EASY], pairs[published.HARD], pairs[()]
@@ -238,7 +240,7 @@ def _integers(runs: Sequence[Result], key: str) -> str:
 def _percent(value: Spread) -> str:
     scale = 100.0
     deviation = None if value.deviation is None else scale * value.deviation
-    return _show(Spread(scale * value.mean, deviation, value.count), 2)
+    return _show(Spread(scale * value.mean, deviation, value.seeds), 2)
 
 
 def _show(value: Spread, digits: int) -> str:

@@ -1,0 +1,784 @@
+"""The CIFAR-10 study around its training: plan, folder, processes, tables and figures."""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from unbounded.cli import main
+from unbounded.data import cifar10 as data
+from unbounded.data.images import Images
+from unbounded.experiments import cifar10 as study
+from unbounded.experiments import records
+from unbounded.experiments.cifar10 import figures, jobs, plan, published, results, table
+from unbounded.experiments.cifar10 import runs as training
+from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, few
+
+EASY, HARD = published.EASY, published.HARD
+DOCS = Path(__file__).parents[1] / "docs" / "cifar10.md"
+
+
+def result(
+    run: Run, accuracy: float = 0.94, depth: float = 6.0, recipe: Recipe | None = None
+) -> dict:
+    """What a run leaves behind, with numbers of our choice."""
+    recipe = recipe or Recipe.named("fast")
+    last = math.ceil(depth) + 2 if run.model == "udn" else int(run.model)
+    weights = [math.exp(-((ell - depth) ** 2) / 4) for ell in range(1, last + 1)]
+    if run.model != "udn":
+        depth, weights = float(run.model), [0.0] * (last - 1) + [1.0]
+    curve = [
+        {
+            "epoch": epoch,
+            "seconds": 30.0 * epoch,
+            "depth_mean": depth - 1 / epoch,
+            "max_depth": last,
+            "lr": 0.1,
+            "elbo": -1e4 / epoch,
+            "expected_log_lik": -9e3 / epoch,
+            "depth_kl": 2.0,
+            "weight_kl": 500.0,
+        }
+        | ({"test_accuracy": accuracy - 0.1 / epoch} if epoch % 2 else {})
+        for epoch in range(1, 6)
+    ]
+    return records.plain(
+        {
+            "run": dataclasses.asdict(run),
+            "recipe": recipe.config(),
+            "versions": {"device": "a device", "torch": "2.0"},
+            "test_accuracy": accuracy,
+            "test_log_score": -0.2,
+            "test_ece": 0.02,
+            "posterior": [w / sum(weights) for w in weights],
+            "accuracy_by_depth": [accuracy - 0.3 / ell for ell in range(1, last + 1)],
+            "depth_mean": depth,
+            "max_depth": last,
+            "num_layers": last,
+            "seconds": 180.0,
+            "capture_seconds": 30.0,
+            "epoch_seconds": 30.0,
+            "curve": curve,
+            "births": [],
+        }
+    )
+
+
+class Trainer:
+    """In the place of `runs.train`: writes what a training would, and remembers the calls."""
+
+    def __init__(self):
+        self.calls: list[dict] = []
+        self.before = lambda run: None  # what happens instead of training; True ends its time
+
+    @property
+    def names(self) -> list[str]:
+        return [call["run"].name for call in self.calls]
+
+    def __call__(self, run, recipe, images, *, device, folder, resume, progress, minutes=None):
+        told = {"run": run, "recipe": recipe, "images": images, "device": device}
+        self.calls.append(told | {"folder": folder, "resume": resume, "minutes": minutes})
+        if self.before(run):
+            (folder / f"{run.name}.checkpoint").write_bytes(b"half")
+            return None
+        found = result(run, recipe=recipe)
+        records.write_json(folder / f"{run.name}.json", found)
+        (folder / f"{run.name}.checkpoint").unlink(missing_ok=True)
+        return found
+
+
+def some_images(each: int) -> Images:
+    y = np.tile(np.arange(10), each)
+    x = np.zeros((10 * each, 32, 32, 3), dtype=np.uint8)
+    x[:, 0, 0, 0] = np.arange(10 * each) % 256
+    return Images(x, y, data.CLASSES, data.ALIASES)
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    found = Trainer()
+    images = data.CIFAR10(some_images(60), some_images(30))
+    monkeypatch.setattr(training, "train", found)
+    monkeypatch.setattr(data, "load", lambda folder=None: images)
+    return found
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    study.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def reproduce(out: Path, *words: str) -> int:
+    return main(["reproduce", "cifar10", "--device", "cpu", "--out", str(out), *words])
+
+
+def files(out: Path) -> set[str]:
+    return {path.stem for path in (out / "runs").glob("*.json")}
+
+
+# The plan
+
+
+def test_the_whole_study_is_the_papers():
+    runs = plan.plan()
+    assert len(runs) == len(set(runs)) == 3 * (4 + 2)
+    assert {run.seed for run in runs[:6]} == {0}  # a table of one seed comes first
+    assert {run.model for run in runs if run.classes == ()} == {"udn", "5", "10", "20"}
+    for pair in (EASY, HARD):
+        assert {run.model for run in runs if run.classes == pair} == {"udn"}
+    assert {(run.lambda0, run.rule) for run in runs} == {(5.0, "ascent")}
+
+
+def test_starts_and_rules_are_for_udns_on_all_classes():
+    runs = plan.plan(lambda0=(1.0, 5.0, 20.0), rules=("gradient", "ascent"), seeds=(0,))
+    full = [run for run in runs if run.model == "udn" and run.classes == ()]
+    assert {(run.lambda0, run.rule) for run in full} == {
+        (start, rule) for start in (1.0, 5.0, 20.0) for rule in ("gradient", "ascent")
+    }
+    pairs = [run for run in runs if run.classes]
+    assert [(run.classes, run.lambda0, run.rule) for run in pairs] == [
+        (EASY, 5.0, "gradient"),
+        (HARD, 5.0, "gradient"),
+    ]
+    assert sum(run.model == "10" for run in runs) == 1  # fixed depths have no λ
+    without = plan.plan(lambda0=(2.0, 9.0), seeds=(0,))
+    assert {run.lambda0 for run in without if run.classes} == {2.0}
+
+
+def test_named_classes_are_for_every_model():
+    runs = plan.plan(("udn", "5"), (7,), (EASY, ()), (1.0, 5.0))
+    assert [(run.model, run.classes, run.lambda0) for run in runs] == [
+        ("udn", EASY, 1.0),
+        ("udn", EASY, 5.0),
+        ("5", EASY, 5.0),
+        ("udn", (), 1.0),
+        ("udn", (), 5.0),
+        ("5", (), 5.0),
+    ]
+    assert len({run.name for run in runs}) == len(runs)
+
+
+def test_words_of_the_options():
+    assert plan.models_of("udn,5, 10 05") == ("udn", "5", "10")
+    assert plan.seeds_of("3") == (0, 1, 2)
+    assert plan.seeds_of("0,4") == (0, 4)
+    assert plan.seeds_of("4,") == (4,)
+    assert plan.lambdas_of("1,2.5") == (1.0, 2.5)
+    assert plan.rules_of("gradient,ascent") == ("gradient", "ascent")
+    assert plan.classes_of(None) is None
+    # However they are written, the paper's pairs are the same runs.
+    assert plan.classes_of(["car,deer", "dog+cat", "all"]) == (EASY, HARD, ())
+    assert plan.classes_of([",".join(reversed(data.CLASSES))]) == ((),)
+    assert plan.classes_of(["ship,cat,dog"]) == (("ship", "cat", "dog"),)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--models", "udn,resnet"], "there is no 'resnet'"),
+        (["--models", "0"], "there is no '0'"),
+        (["--models", ","], "--models: at least one is needed"),
+        (["--seeds", "0"], "--seeds: at least one is needed"),
+        (["--seeds", "1,x"], "a count or a list of whole numbers, got '1,x'"),
+        (["--lambda0", "0"], "positive numbers were expected, got '0'"),
+        (["--lambda0", "inf"], "positive numbers were expected, got 'inf'"),
+        (["--rules", "descent"], "there is no 'descent'; there are: ascent, gradient"),
+        (["--classes", "deer,cow"], "there is no 'cow'; there are: all, airplane"),
+        (["--classes", "deer"], "at least two different ones make a group, got 'deer'"),
+        (["--classes", "car,automobile"], "at least two different ones"),
+        (["--epochs", "0"], "epochs must be at least 1"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--minutes", "0"], "--minutes must be positive, got 0"),
+        (["--resume", "--again"], "give one of them"),
+        (["--device", "abacus"], "'abacus' cannot be used"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, trainer, capsys, words, said):
+    assert reproduce(tmp_path / "out", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("unbounded: error: ")
+    assert said in error
+    assert error.count("\n") == 1
+    assert "mistake in unbounded" not in error
+    assert not trainer.calls
+    assert not (tmp_path / "out").exists()
+
+
+# The folder
+
+
+def test_from_the_command_to_the_files(tmp_path, trainer, capsys):
+    assert reproduce(tmp_path, "--models", "udn,5", "--seeds", "2", "--epochs", "7") == 0
+    said = capsys.readouterr().out
+    names = [run.name for run in plan.plan(("udn", "5"), (0, 1))]
+    assert trainer.names == names
+    assert files(tmp_path) == set(names)
+    for call in trainer.calls:
+        assert call["recipe"] == Recipe.named("fast", epochs=7)
+        assert (call["device"], call["minutes"]) == ("cpu", None)
+        assert [len(part) for part in call["images"]] == [600, 300]
+    assert f"{names[0]}: 94.00%, E[ℓ] 6.00, 3.0 minutes" in said
+    assert f"8 of 8 runs are in {tmp_path}" in said
+    assert (tmp_path / "table.md").read_text() in said
+    for name in figures.NAMES:
+        ElementTree.parse(tmp_path / name)
+    assert "QUICK" not in said
+
+
+def test_resume_keeps_what_is_there(tmp_path, trainer, capsys):
+    words = ("--models", "5,10", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words) == 0
+    assert reproduce(tmp_path, *words, "--models", "5,10,20", "--resume") == 0
+    assert trainer.names == [f"{depth}-all-seed0" for depth in ("5", "10", "20")]
+    assert "2 of 3 runs are kept" in capsys.readouterr().out
+    # Neither kept nor lost without a word.
+    assert reproduce(tmp_path, *words) == 2
+    said = capsys.readouterr().err
+    assert "has 2 of the 2 runs already" in said
+    assert "--resume keeps them" in said
+    assert len(trainer.calls) == 3
+    assert reproduce(tmp_path, "--models", "5", "--classes", "all", "--seeds", "1", "--again") == 0
+    assert trainer.names[3:] == ["5-all-seed0"]
+    assert not trainer.calls[-1]["resume"]
+    assert files(tmp_path) == {"5-all-seed0", "10-all-seed0", "20-all-seed0"}
+
+
+def test_a_checkpoint_is_gone_on_from(tmp_path, trainer, capsys):
+    words = ("--models", "5", "--classes", "all", "--seeds", "1")
+    trainer.before = lambda run: True
+    assert reproduce(tmp_path, *words, "--minutes", "3") == 0
+    assert "its checkpoint is kept" in capsys.readouterr().out
+    trainer.before = lambda run: False
+    assert reproduce(tmp_path, *words) == 2  # it would be lost
+    assert "--resume" in capsys.readouterr().err
+    assert reproduce(tmp_path, *words, "--resume") == 0
+    assert [call["resume"] for call in trainer.calls] == [True, True]
+    assert files(tmp_path) == {"5-all-seed0"}
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, trainer, capsys):
+    words = ("--models", "5", "--classes", "all", "--seeds", "1", "--minutes", "3")
+    trainer.before = lambda run: True
+    assert reproduce(tmp_path, *words, "--epochs", "7") == 0
+    assert reproduce(tmp_path, *words, "--epochs", "9", "--resume") == 2
+    said = capsys.readouterr().err
+    assert "5-all-seed0.checkpoint has another recipe: epochs was 7, now 9" in said
+    trainer.before = lambda run: pytest.fail("there") if checkpoint.exists() else None
+    checkpoint = tmp_path / "runs" / "5-all-seed0.checkpoint"
+    assert reproduce(tmp_path, *words, "--epochs", "9", "--again") == 0
+    assert len(trainer.calls) == 2
+
+
+def test_a_trial_is_no_run_of_the_study(tmp_path, capsys):
+    trial = result(Run("5", 0))
+    trial["validation_accuracy"] = trial.pop("test_accuracy")
+    records.write_json(tmp_path / "runs" / "5-all-seed0.json", trial)
+    assert reproduce(tmp_path, "--no-train") == 2
+    assert "5-all-seed0.json has no test accuracy: it is a trial" in capsys.readouterr().err
+
+
+def test_another_recipe_is_refused_and_named(tmp_path, trainer, capsys):
+    words = ("--models", "5", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words, "--epochs", "7") == 0
+    capsys.readouterr()
+    # Also for runs that are not there yet: a table compares like with like.
+    for others in (("--resume",), ("--models", "10")):
+        assert reproduce(tmp_path, *words, "--epochs", "9", *others) == 2
+        said = capsys.readouterr().err
+        assert "5-all-seed0.json has another recipe: epochs was 7, now 9" in said
+    assert len(trainer.calls) == 1
+    assert reproduce(tmp_path, *words, "--epochs", "9", "--again") == 0
+    assert records.read_json(tmp_path / "runs" / "5-all-seed0.json")["recipe"]["epochs"] == 9
+
+
+def test_minutes_are_for_all_runs_together(tmp_path, trainer, capsys, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def two_minutes(run):
+        clock[0] += 120
+        return run.model == "20"
+
+    trainer.before = two_minutes
+    words = ("--models", "5,10,20,30", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words, "--minutes", "5") == 0
+    assert [call["minutes"] for call in trainer.calls] == pytest.approx([5.0, 3.0, 1.0])
+    said = capsys.readouterr().out
+    assert "20-all-seed0: its time is up, its checkpoint is kept" in said
+    assert "2 of 4 runs" in said
+    assert "go on with --resume" in said
+    assert (tmp_path / "table.md").is_file()
+    clock[0] = 5000.0
+    trainer.before = lambda run: clock.__setitem__(0, clock[0] + 400)
+    assert reproduce(tmp_path, *words, "--minutes", "5", "--resume") == 0
+    assert trainer.names[3:] == ["20-all-seed0"]  # it ended late: no other is begun
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_says_what_is_kept(tmp_path, trainer, capsys, number):
+    def interrupt(run):
+        if run.model == "10":
+            os.kill(os.getpid(), number)
+            time.sleep(5)  # never to its end
+
+    before = signal.getsignal(number)
+    trainer.before = interrupt
+    words = ("--models", "5,10,20", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words) == 130
+    said = capsys.readouterr().err
+    assert said == (f"unbounded: interrupted: 1 of 3 runs are in {tmp_path}; go on with --resume\n")
+    assert signal.getsignal(number) is before
+    trainer.before = lambda run: None
+    assert reproduce(tmp_path, *words, "--resume") == 0
+    assert trainer.names == [f"{d}-all-seed0" for d in ("5", "10", "10", "20")]
+
+
+def test_a_quick_look_is_loud_and_keeps_to_itself(tmp_path, trainer, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "cifar10", "--quick", "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert "THESE NUMBERS MEAN NOTHING" in said.err
+    assert [len(part) for part in trainer.calls[0]["images"]] == [500, 200]
+    assert trainer.calls[0]["recipe"].epochs == 2
+    assert {run.model for run in (c["run"] for c in trainer.calls)} == {"udn", "5"}
+    assert (tmp_path / study.QUICK_OUT / "table.md").read_text().startswith("**QUICK LOOK")
+    for name in figures.NAMES:
+        drawing = (tmp_path / study.QUICK_OUT / name).read_text()
+        assert "QUICK LOOK" in drawing
+    assert not (tmp_path / study.OUT).exists()
+    # Neither into the study's folder nor the study into this one.
+    assert main(["reproduce", "cifar10", "--device", "cpu", "--out", str(study.QUICK_OUT)]) == 2
+    assert "has runs of a quick look; name another folder" in capsys.readouterr().err
+    real = ["reproduce", "cifar10", "--device", "cpu", "--models", "5", "--seeds", "1"]
+    assert main(real) == 0
+    assert main([*real, "--quick", "--out", str(study.OUT), "--resume"]) == 2
+    assert "has runs of the study; name another folder" in capsys.readouterr().err
+
+
+def test_few_images_of_each_class():
+    images = some_images(9)
+    found = few(images, 40)
+    assert len(found) == 40
+    assert set(found.counts().values()) == {4}
+    np.testing.assert_array_equal(found.x, images.x[:40])
+    assert QUICK_IMAGES["train"] % 10 == QUICK_IMAGES["test"] % 10 == 0
+
+
+def test_tables_without_training(tmp_path, trainer, capsys):
+    assert reproduce(tmp_path / "none", "--no-train") == 2
+    assert "has no results of a run" in capsys.readouterr().err
+    run = Run("udn", 3)
+    records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9123))
+    assert reproduce(tmp_path, "--no-train") == 0
+    assert "91.23" in capsys.readouterr().out
+    assert not trainer.calls
+
+
+# Several at once
+
+
+def script(folder: Path, name: str, text: str) -> list[str]:
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def test_as_many_at_once_as_asked_for(tmp_path):
+    """Each waits until it has seen another, and counts how many there are."""
+    text = """
+import os, pathlib, sys, time
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+(folder / f"{name}.on").touch()
+most, end = 0, time.monotonic() + 20
+while most < 2 and time.monotonic() < end:
+    most = max(most, len(list(folder.glob("*.on"))))
+    time.sleep(0.01)
+time.sleep(0.2)
+most = max(most, len(list(folder.glob("*.on"))))
+(folder / f"{name}.on").rename(folder / f"{name}.off")
+print("saw", most)
+"""
+    command = script(tmp_path, "count", text)
+    names = ["a", "b", "c", "d"]
+    told: list[str] = []
+    statuses = jobs.run_jobs(
+        names,
+        lambda name: [*command, str(tmp_path), name],
+        2,
+        tmp_path / "logs",
+        started=lambda name, log: told.append(f"{name} {log.name}"),
+        ended=lambda name, status: told.append(f"{name} {status}"),
+    )
+    assert statuses == dict.fromkeys(names, 0)
+    for name in names:
+        assert (tmp_path / "logs" / f"{name}.log").read_text() == "saw 2\n"
+        assert told.index(f"{name} {name}.log") < told.index(f"{name} 0")
+
+
+def test_one_that_fails_does_not_hold_up_the_others(tmp_path):
+    text = "import sys; print('words', file=sys.stderr); sys.exit(3 if sys.argv[1] == 'b' else 0)"
+    command = script(tmp_path, "fail", text)
+    statuses = jobs.run_jobs(["a", "b", "c"], lambda name: [*command, name], 1, tmp_path / "logs")
+    assert statuses == {"a": 0, "b": 3, "c": 0}
+    assert (tmp_path / "logs" / "b.log").read_text() == "words\n"
+    jobs.run_jobs(["b"], lambda name: [*command, "again"], 1, tmp_path / "logs")
+    assert (tmp_path / "logs" / "b.log").read_text() == "words\nwords\n"  # a log goes on
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        jobs.run_jobs(["a"], lambda name: command, 0, tmp_path)
+
+
+def test_no_more_are_begun_when_the_time_is_over(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: clock[0])
+
+    def ended(name, status):
+        clock[0] += 100
+
+    command = script(tmp_path, "nothing", "")
+    statuses = jobs.run_jobs(
+        ["a", "b", "c"], lambda name: command, 1, tmp_path / "logs", minutes=2, ended=ended
+    )
+    assert statuses == {"a": 0, "b": 0}
+
+
+_CHILD = """
+import pathlib, sys, time
+from unbounded.experiments.cifar10.jobs import interruptible, stop_with_parent
+note = pathlib.Path(sys.argv[1])
+with interruptible():
+    stop_with_parent()
+    try:
+        note.write_text("running")
+        time.sleep(60)
+    except KeyboardInterrupt:
+        note.write_text("stopped")
+"""
+_PARENT = """
+import pathlib, sys
+from unbounded.experiments.cifar10.jobs import interruptible, run_jobs
+child, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+with interruptible():
+    run_jobs(
+        ["a", "b", "c"],
+        lambda name: [sys.executable, child, str(folder / name)],
+        2,
+        folder / "logs",
+    )
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_the_others_end_too(tmp_path, number):
+    """Ctrl-C, a request to end, or a sudden death: what runs saves itself, no more are begun."""
+    child = script(tmp_path, "child", _CHILD)[1]
+    parent = subprocess.Popen(
+        [*script(tmp_path, "parent", _PARENT), child, str(tmp_path)], stderr=subprocess.PIPE
+    )
+    notes = [tmp_path / "a", tmp_path / "b"]
+    try:
+        _wait_for(lambda: all(note.is_file() and note.read_text() for note in notes))
+        parent.send_signal(number)
+        _, errors = parent.communicate(timeout=50)
+    finally:
+        parent.kill()
+    _wait_for(lambda: all(note.read_text() == "stopped" for note in notes))
+    assert not (tmp_path / "c").exists()
+    if number != signal.SIGKILL:
+        assert b"KeyboardInterrupt" in errors
+
+
+def _wait_for(condition, seconds: float = 50.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--quick", "--jobs", "3"),
+        ("--classes", "car,deer", "all", "--classes", "cat,dog", "--models", "udn,10"),
+        ("--lambda0", "1,5", "--rules", "gradient,ascent", "--seeds", "4,", "--again"),
+        ("--schedule", "paper", "--epochs", "3", "--data", "a folder", "--resume"),
+    ],
+)
+def test_a_process_gets_the_same_study(tmp_path, words):
+    """What `child` writes is read as the same recipe and folder, and has the run in its plan."""
+    ours = options("--out", str(tmp_path), *words)
+    made = study.make_study(ours)
+    for run in made.runs:
+        command = study.child(ours, tmp_path, run.name, "cpu", 1.5)
+        assert command[:3] == [sys.executable, "-m", "unbounded.experiments.cifar10"]
+        theirs = options(*command[3:])
+        again = study.make_study(theirs)
+        assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
+        assert [r for r in again.runs if r.name == theirs.one] == [run]
+        assert (theirs.device, theirs.minutes, theirs.data) == ("cpu", 1.5, ours.data)
+        assert theirs.again == ours.again
+
+
+def test_one_run_alone_for_a_process(tmp_path, trainer, monkeypatch, capsys):
+    monkeypatch.setattr(study, "stop_with_parent", lambda: None)
+    (tmp_path / "runs").mkdir()
+    words = ("--models", "5,10", "--classes", "all", "--seeds", "2")
+    assert reproduce(tmp_path, *words, "--one", "10-all-seed1") == 0
+    assert files(tmp_path) == {"10-all-seed1"}
+    assert not (tmp_path / "table.md").exists()  # the parent's work
+
+
+def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, capsys):
+    text = "import shutil, sys; print('trained'); sys.exit(shutil.copy(*sys.argv[1:]) == 0)"
+    command = script(tmp_path, "copy", text)
+    out = tmp_path / "out"
+
+    def child(options, folder, name, device, minutes):
+        run = next(run for run in study.make_study(options).runs if run.name == name)
+        records.write_json(tmp_path / f"{name}.json", result(run))
+        there = tmp_path / ("missing" if run.model == "10" and bad else f"{name}.json")
+        return [*command, str(there), str(folder / "runs" / f"{name}.json")]
+
+    monkeypatch.setattr(study, "child", child)
+    bad = True
+    words = ("--models", "udn,5,10", "--classes", "all", "--seeds", "1", "--jobs", "2")
+    assert reproduce(out, *words) == 2
+    said = capsys.readouterr()
+    assert "1 of 3 runs failed: 10-all-seed0; their words are in" in said.err
+    assert "5-all-seed0: 94.00%" in said.out
+    assert "FileNotFoundError" in (out / "logs" / "10-all-seed0.log").read_text()
+    assert (out / "table.md").is_file()  # of those that did not
+    bad = False
+    assert reproduce(out, *words, "--resume") == 0
+    assert "2 of 3 runs are kept" in capsys.readouterr().out
+    assert len(files(out)) == 3
+    assert not trainer.calls
+
+
+# Tables
+
+
+def study_of(*pairs: tuple[Run, float, float]) -> list[dict]:
+    return [result(run, accuracy, depth) for run, accuracy, depth in pairs]
+
+
+def cells(text: str, first: str) -> list[str]:
+    lines = [line for line in text.splitlines() if line.startswith(f"| {first}")]
+    assert len(lines) == 1, lines
+    return [cell.strip() for cell in lines[0].strip("|").split("|")]
+
+
+def test_accuracy_beside_the_published():
+    accuracies = [0.941, 0.947, 0.944]
+    depths = [10.0, 11.0, 12.0]
+    runs = study_of(
+        *[(Run("udn", s), a, d) for s, (a, d) in enumerate(zip(accuracies, depths, strict=True))],
+        (Run("5", 0), 0.92, 5),
+        (Run("7", 0), 0.93, 7),
+        (Run("udn", 0, EASY), 0.99, 2),
+    )
+    text = table.accuracy_table(runs)
+    deviation = statistics.stdev([100 * a for a in accuracies])
+    ours = cells(text, "UDN")
+    assert ours[1:5] == ["94.4 ± 0.2", "the paper", f"**94.40 ± {deviation:.2f}**", "3"]
+    assert ours[5:] == ["−0.200 ± 0.000", "0.020 ± 0.000", "11.00 ± 1.00", "12–14", "3.0"]
+    assert cells(text, "Ω₅")[1:5] == ["91.7 ± 0.2", "the paper", "92.00", "1"]
+    assert cells(text, "Ω₇")[1:4] == ["–", "–", "93.00"]
+    assert cells(text, "Ω₃₀")[1:4] == ["93.9 ± 0.1", "the paper", "–"]
+    assert cells(text, "MDEQ")[1:4] == ["93.8 ± 0.3", "Bai et al. 2020", "–"]
+    for row in published.TABLE:
+        assert text.count(f"{row.mean} ± {row.deviation}") >= 1
+
+
+def test_the_udn_of_the_tables_is_of_one_kind():
+    kinds = [(5.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
+    runs = study_of(*[(Run("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
+    found = results.headline(runs)
+    assert [(r["run"]["lambda0"], r["run"]["rule"]) for r in found] == [(1.0, "ascent")]
+    runs += study_of((Run("udn", 0), 0.93, 4), (Run("udn", 1), 0.94, 4))
+    assert [r["test_accuracy"] for r in results.headline(runs)] == [0.93, 0.94]
+    text = table.accuracy_table(runs)
+    assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 5")[3].strip("*") == "93.50 ± 0.71"
+    other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 5")
+    assert (other[1], other[3]) == ("–", "90.00")
+    assert not results.headline(runs, EASY)
+
+
+def test_easy_hard_and_all():
+    runs = study_of(
+        (Run("udn", 0, EASY), 0.99, 2.5),
+        (Run("udn", 1, EASY), 0.98, 3.5),
+        (Run("udn", 0), 0.94, 9),
+        (Run("udn", 0, ("ship", "frog")), 0.97, 4),
+    )
+    text = table.classes_table(runs)
+    assert cells(text, "deer")[1:] == [
+        "99",
+        "98.50 ± 0.71",
+        "99.00, 98.00",
+        "3.00 ± 0.71",
+        "2.50, 3.50",
+        "5–6",
+    ]
+    assert cells(text, "cat")[1:3] == ["88", "not run"]
+    assert cells(text, "all ten")[1:3] == ["94", "94.00"]
+    assert cells(text, "ship + frog")[1:3] == ["–", "97.00"]
+
+
+def test_depth_from_each_start():
+    ends = {("ascent", 1.0): [8.0, 10.0], ("ascent", 20.0): [10.0], ("gradient", 20.0): [20.0]}
+    runs = study_of(
+        *[
+            (Run("udn", seed, (), start, rule), 0.94, depth)
+            for (rule, start), depths in ends.items()
+            for seed, depth in enumerate(depths)
+        ]
+    )
+    text = table.starts_table(runs)
+    assert cells(text, "1 |")[1:] == ["9.00 ± 1.41", "94.00 ± 0.00", "2", "–", "–", "–"]
+    assert cells(text, "20")[1:] == ["10.00", "94.00", "1", "20.00", "94.00", "1"]
+    # Of the means over seeds: (10 − 9) / 9.5.
+    assert cells(text, "(max")[1] == "10.5%"
+    assert cells(text, "(max")[4] == "one λ₀ alone"
+    assert "was not run" in table.starts_table(study_of((Run("5", 0), 0.9, 5)))
+    assert results.relative_range([8.0, 12.0, 10.0]) == pytest.approx(0.4)
+
+
+def test_what_was_reached_can_be_no():
+    def claims(accuracy=0.944, hard_depth=6.0, five=0.93, hard=0.88):
+        found = table.verdicts(
+            study_of(
+                (Run("udn", 0), accuracy, 9),
+                (Run("udn", 0, EASY), 0.99, 3),
+                (Run("udn", 0, HARD), hard, hard_depth),
+                (Run("5", 0), five, 5),
+                (Run("10", 0), 0.92, 10),
+            )
+        )
+        return list(found.values())
+
+    assert claims() == [True] * 5
+    assert claims(accuracy=0.94) == [False, True, True, True, True]
+    assert claims(five=0.95) == [True, False, True, True, True]
+    assert claims(hard_depth=2.9) == claims(hard_depth=9.1) == [True, True, False, True, True]
+    assert claims(hard=0.874) == [True, True, True, True, False]
+    assert not table.verdicts(study_of((Run("5", 0), 0.9, 5)))
+
+
+def test_into_a_page(tmp_path, capsys):
+    run = Run("udn", 0)
+    records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9321))
+    page = tmp_path / "page.md"
+    page.write_text(DOCS.read_text())
+    assert table.main([str(tmp_path), "--into", str(page)]) == 0
+    assert "93.21" in page.read_text()
+    assert page.read_text().startswith(DOCS.read_text().split(table.BEGIN)[0])
+    assert (tmp_path / "table.md").read_text() in page.read_text()
+
+
+# Figures
+
+
+def elements(svg: str, tag: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{tag}"))
+
+
+def words_of(svg: str) -> list[str]:
+    return ["".join(element.itertext()) for element in elements(svg, "text")]
+
+
+def lines_of(svg: str, colour: str) -> list[ElementTree.Element]:
+    return [e for e in elements(svg, "path") if e.get("stroke") == colour]
+
+
+def test_posteriors_of_each_group_and_seed():
+    runs = study_of(
+        *[(Run("udn", seed, EASY), 0.99, 2) for seed in range(3)],
+        *[(Run("udn", seed), 0.94, 8) for seed in range(2)],
+    )
+    drawn = figures.posterior_figure(runs)
+    assert len(lines_of(drawn, figures.BLUE)) == 3
+    assert len(lines_of(drawn, figures.GREEN)) == 2
+    assert not lines_of(drawn, figures.ORANGE)
+    assert "no runs of cat + dog" in words_of(drawn)
+    assert "94.0 %, E[ℓ] 8.0" in words_of(drawn)
+    # Every q(ℓ) has a dot at its place: the highest is the highest.
+    circles = [e for e in elements(drawn, "circle") if e.get("fill") == figures.BLUE]
+    heights = [float(e.get("cy", "0")) for e in circles[:4]]
+    assert heights.index(min(heights)) == 1
+
+
+def test_evolution_of_both_rules():
+    runs = study_of(
+        *[(Run("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
+        (Run("udn", 0, EASY), 0.99, 2),
+    )
+    drawn = figures.evolution_figure(runs)
+    assert len([e for e in elements(drawn, "path") if e.get("clip-path")]) == 3
+    assert "no runs with the paper's rule (gradient)" in words_of(drawn)
+    assert {"λ₀ = 1", "λ₀ = 5", "λ₀ = 20"} <= set(words_of(drawn))
+    both = figures.evolution_figure(runs + study_of((Run("udn", 0, (), 5.0, "gradient"), 0.94, 12)))
+    assert not [words for words in words_of(both) if words.startswith("no runs")]
+    # The paper's rule is on the left, each panel cuts at its own edges.
+    (path,) = [e for e in elements(both, "path") if "ends at 12.00" in "".join(e.itertext())]
+    first = float(path.get("d", "").removeprefix("M").split()[0])
+    assert 58 <= first < 374
+    assert path.get("clip-path") == "url(#panel-58-80)"
+
+
+def test_accuracy_and_weight_of_each_depth():
+    runs = study_of((Run("udn", 4), 0.94, 8), (Run("udn", 7), 0.95, 9))
+    drawn = figures.depths_figure(runs)
+    bars = [e for e in elements(drawn, "rect") if e.get("fill") == figures.ORANGE]
+    assert len(bars) == len(runs[0]["posterior"])
+    heights = [float(bar.get("height", "0")) for bar in bars]
+    scale = heights[7] / runs[0]["posterior"][7]
+    assert heights == pytest.approx([scale * q for q in runs[0]["posterior"]], abs=0.02)
+    assert "94.00 %" in words_of(drawn)
+    assert any("seed 4" in words for words in words_of(drawn))
+
+
+def test_curves_over_minutes():
+    runs = study_of((Run("5", 0), 0.92, 5), (Run("udn", 0), 0.94, 8), (Run("udn", 1), 0.93, 8))
+    drawn = figures.curves_figure(runs)
+    udn = lines_of(drawn, figures.ORANGE)
+    assert len(udn) == 2
+    # Epochs without a test accuracy are passed over: 1, 3 and 5 of five.
+    assert udn[0].get("d", "").count("L") == 2
+    assert "UDN: 92.00 % after 2.5 minutes" in "".join(udn[0].itertext())
+    for run in runs:
+        run["curve"] = [{k: v for k, v in r.items() if k != "test_accuracy"} for r in run["curve"]]
+    with pytest.raises(figures.NothingToDraw, match="scored while it was trained"):
+        figures.curves_figure(runs)
+
+
+def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
+    records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(Run("5", 0)))
+    stale = tmp_path / "posterior.svg"
+    stale.write_text("of runs that are gone")
+    text = table.write(tmp_path)
+    assert not stale.exists()
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves.svg"}
+    for name in ("posterior.svg", "evolution.svg", "accuracy_by_depth.svg"):
+        assert f"- {name}: " in text
+    assert "no curve of UDN" in words_of((tmp_path / "curves.svg").read_text())
+
+
+def test_the_results_file_is_plain(tmp_path):
+    """What the tests make up is what JSON holds."""
+    made = result(Run("udn", 0, EASY))
+    assert json.loads(json.dumps(made)) == made
+    assert made["run"]["classes"] == list(EASY)
