@@ -528,6 +528,14 @@ def test_damage_is_told(form, where, tmp_path):
             cifar10.load(tmp_path, entry=entry_of(x, y))
 
 
+def test_a_binary_batch_with_a_piece_of_an_image(tmp_path):
+    x, y = small_set()
+    file = put("bin", tmp_path, x, y) / "data_batch_5.bin"
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(DataError, match=r"5\.bin must have 3073 bytes an image, got 6141 in all"):
+        cifar10.load(tmp_path, entry=entry_of(x, y))
+
+
 def test_an_archive_without_a_batch(tmp_path):
     x, y = small_set()
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(archive_of(x, y, leave_out="data_batch_4"))
