@@ -1,8 +1,15 @@
 """What is compared: the UDN, finite networks, DUN, and ensembles of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unbounded.depth import DepthFamily, FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.depth import (
+    DepthFamily,
+    FiniteDepth,
+    FixedDepth,
+    TruncatedConwayMaxwell,
+    TruncatedPoisson,
+)
 from unbounded.experiments.uci.likelihood import BalancedGaussian
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.layers import Dense
@@ -24,6 +31,42 @@ LABELS = {
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A UDN by its posterior over the depth. What is None is as the recipe has it.
+
+    Attributes:
+        concentration: ν of `TruncatedConwayMaxwell`; 1 is the paper's truncated Poisson.
+        rate: the first λ or μ.
+        prior_rate: α of the prior on the depth.
+        depth_lr_ratio: rate of λ as a multiple of the weights'.
+    """
+
+    concentration: float = 1.0
+    rate: float | None = None
+    prior_rate: float | None = None
+    depth_lr_ratio: float | None = None
+
+    def family(self, recipe: Recipe) -> DepthFamily:
+        """q(ℓ; λ) with its first λ."""
+        rate = recipe.rate if self.rate is None else self.rate
+        if self.concentration == 1:
+            return TruncatedPoisson(rate)
+        return TruncatedConwayMaxwell(rate, self.concentration)
+
+    def prior(self, recipe: Recipe) -> DepthPrior:
+        """p(ℓ)."""
+        return PoissonDepth(recipe.prior_rate if self.prior_rate is None else self.prior_rate)
+
+    def lr_ratio(self, recipe: Recipe) -> float:
+        """Rate of λ as a multiple of the weights'."""
+        return recipe.depth_lr_ratio if self.depth_lr_ratio is None else self.depth_lr_ratio
+
+
+VARIANTS = {"udn": Variant()}
+"""The UDNs of the study."""
+
+
+@dataclass(frozen=True)
 class Ensemble:
     """Equal networks with different seeds, whose mixtures are averaged.
 
@@ -39,9 +82,9 @@ ENSEMBLES = {"deep-ensemble": Ensemble(FINITE), "udn-ensemble": Ensemble(("udn",
 
 
 def single_models(models: list[str]) -> list[str]:
-    """The networks that these models are made of, in the order of `LABELS`."""
-    needed = {name for model in models for name in _parts(model)}
-    return [name for name in LABELS if name in needed]
+    """The networks that these models are made of: in the order of `LABELS`, then any others."""
+    needed = dict.fromkeys(name for model in models for name in _parts(model))
+    return [name for name in dict.fromkeys([*LABELS, *needed]) if name in needed]
 
 
 def _parts(model: str) -> tuple[str, ...]:
@@ -53,15 +96,23 @@ def architecture(name: str) -> str:
     return "shared head" if name == "dun" else "head for each depth"
 
 
-def build(name: str, in_features: int, scale: float, recipe: Recipe, seed: int) -> UDN:
+def build(
+    name: str,
+    in_features: int,
+    scale: float,
+    recipe: Recipe,
+    seed: int,
+    variants: Mapping[str, Variant] = VARIANTS,
+) -> UDN:
     """A new network.
 
     Args:
-        name: "udn", "f2" … "f6" or "dun".
+        name: of one of the variants, "f2" … "f6" or "dun".
         in_features: how many inputs there are.
         scale: s of the prior on its weights.
         recipe: the rest.
         seed: of its first weights.
+        variants: the UDNs that there are.
     """
     likelihood = BalancedGaussian(recipe.beta)
     layers = Dense(
@@ -73,8 +124,8 @@ def build(name: str, in_features: int, scale: float, recipe: Recipe, seed: int) 
     )
     depth: DepthFamily
     prior: DepthPrior = PoissonDepth(recipe.prior_rate)
-    if name == "udn":
-        depth = TruncatedPoisson(recipe.rate)
+    if name in variants:
+        depth, prior = variants[name].family(recipe), variants[name].prior(recipe)
     elif name == "dun":
         depth, prior = FiniteDepth(DUN_DEPTHS), UniformDepth(DUN_DEPTHS)
     elif name in FINITE:

@@ -3,8 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ class Plan:
         seeds: of the members of an ensemble; single networks have the first.
         device: where to train.
         chunk: networks at a time; by default 64 on a CPU, all at once elsewhere.
+        variants: the UDNs among the models.
     """
 
     kind: str
@@ -77,6 +78,7 @@ class Plan:
     seeds: Sequence[int]
     device: str | torch.device = "cpu"
     chunk: int | None = None
+    variants: Mapping[str, models_.Variant] = field(default_factory=lambda: models_.VARIANTS)
 
     @property
     def singles(self) -> list[str]:
@@ -121,16 +123,7 @@ def run_set(data: UCISet, plan: Plan, say: Say = print) -> dict[str, Any]:
 def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], Choice]:
     """The prior's scale and the noise's factor, for each split and network."""
     start = time.perf_counter()
-    keys, jobs = selection_jobs(data, plan)
-    trained = train(jobs, plan)
-    by_candidate: dict[tuple[int, str, float], list[scores.HeldOut]] = {}
-    for (split, _), job, result in zip(keys, jobs, trained, strict=True):
-        predicted = scores.mixture(result.model, job.rows)
-        if result.diverged:
-            predicted = predicted.widened(math.nan)
-        key = split, job.name, job.scale
-        held_out = scores.HeldOut(predicted, job.rows.y, job.rows.rounding)
-        by_candidate.setdefault(key, []).append(held_out)
+    by_candidate = validate(data, plan)
     found: dict[tuple[int, str], Choice] = {}
     for split in plan.splits:
         for name in plan.singles:
@@ -143,9 +136,22 @@ def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], 
             candidates = {f"{s:g}": nll for s, (_, nll) in fits.items()}
             found[split, name] = Choice(scale, factor, nll, candidates)
     say(
-        f"{data.name}: {len(jobs)} networks on parts of the training rows in "
-        f"{time.perf_counter() - start:.1f} s"
+        f"{data.name}: {sum(map(len, by_candidate.values()))} networks on parts of the training "
+        f"rows in {time.perf_counter() - start:.1f} s"
     )
+    return found
+
+
+def validate(data: UCISet, plan: Plan) -> dict[tuple[int, str, float], list[scores.HeldOut]]:
+    """(split, network, scale) → what that candidate predicts for the validation parts."""
+    keys, jobs = selection_jobs(data, plan)
+    found: dict[tuple[int, str, float], list[scores.HeldOut]] = {}
+    for (split, _), job, result in zip(keys, jobs, train(jobs, plan), strict=True):
+        predicted = scores.mixture(result.model, job.rows)
+        if result.diverged:
+            predicted = predicted.widened(math.nan)
+        held_out = scores.HeldOut(predicted, job.rows.y, job.rows.rounding)
+        found.setdefault((split, job.name, job.scale), []).append(held_out)
     return found
 
 
@@ -192,7 +198,8 @@ def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list
     found: dict[int, Trained] = {}
     for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
         members = [i for i, job in enumerate(jobs) if models_.architecture(job.name) == kind]
-        networks = _build([jobs[i] for i in members], recipe)
+        networks = _build([jobs[i] for i in members], plan)
+        usual = models_.Variant()
         num_rows = jobs[members[0]].rows.train[0].shape[0]
         total = recipe.epochs(num_rows)
 
@@ -208,7 +215,9 @@ def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list
             progress=False,
             batch_size=recipe.batch_size(num_rows),
             lr=recipe.lr,
-            depth_lr_ratio=recipe.depth_lr_ratio,
+            depth_lr_ratio=[
+                plan.variants.get(jobs[i].name, usual).lr_ratio(recipe) for i in members
+            ],
             schedule=factor,
             average=recipe.average,
             device=plan.device,
@@ -239,7 +248,7 @@ def estimate(data: UCISet, plan: Plan, epochs: tuple[int, int] = (2, 6)) -> floa
     return total
 
 
-def _build(jobs: Sequence[Job], recipe: Recipe) -> list[UDN]:
+def _build(jobs: Sequence[Job], plan: Plan) -> list[UDN]:
     """New networks; those that differ in their prior alone are copies of one another."""
     priors = {job.scale: GaussianWeights(job.scale) for job in jobs}
     first: dict[tuple[str, int], UDN] = {}
@@ -248,7 +257,9 @@ def _build(jobs: Sequence[Job], recipe: Recipe) -> list[UDN]:
         key = job.name, job.seed
         if key not in first:
             size = job.rows.x.shape[1]
-            first[key] = models_.build(job.name, size, job.scale, recipe, job.seed)
+            first[key] = models_.build(
+                job.name, size, job.scale, plan.recipe, job.seed, plan.variants
+            )
         network = copy.deepcopy(first[key])
         network.weight_prior = priors[job.scale]
         found.append(network)
