@@ -18,6 +18,7 @@ from unbounded.files import save as save
 from unbounded.layers import CustomLayers as CustomLayers
 from unbounded.layers import Dense as Dense
 from unbounded.layers import Layers as Layers
+from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
 from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical

@@ -19,7 +19,7 @@ from unbounded.depth import (
     TruncatedConwayMaxwell,
     TruncatedPoisson,
 )
-from unbounded.layers import Dense, Layers, ResidualDense
+from unbounded.layers import Dense, Layers, ResidualConv, ResidualDense
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from unbounded.priors import (
     DepthPrior,
@@ -37,7 +37,7 @@ FORMAT = "unbounded-model-1"
 
 # The only names that a file can ask for. A file never names a module or an import path.
 _KNOWN: dict[str, dict[str, Any]] = {
-    "layers": {cls.__name__: cls for cls in (Dense, ResidualDense)},
+    "layers": {cls.__name__: cls for cls in (Dense, ResidualDense, ResidualConv)},
     "likelihood": {cls.__name__: cls for cls in (Categorical, Bernoulli, Gaussian)},
     "depth": {
         cls.__name__: cls

@@ -34,10 +34,18 @@ class Plan(NamedTuple):
         return bool(self.hidden) or bool(self.heads) or self.drop_from is not None
 
 
-def plan(model: "UDN", *, drop_inactive: bool = False) -> Plan:
-    """What is missing for (and, if asked, what lies beyond) the support; changes nothing."""
+def plan(
+    model: "UDN", *, drop_inactive: bool = False, support: tuple[int, int] | None = None
+) -> Plan:
+    """What is missing for (and, if asked, what lies beyond) the support; changes nothing.
+
+    Args:
+        model: the model.
+        drop_inactive: layers beyond the support are to go.
+        support: first and last depth, where the caller knows them; else the family is asked.
+    """
     network = model.network
-    last, first = model.depth.max_depth(), model.depth.first_depth()
+    first, last = support or (model.depth.first_depth(), model.depth.max_depth())
     born = network.num_layers
     hidden = range(born + 1, last + 1)
     if network.shares_head:

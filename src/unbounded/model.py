@@ -101,6 +101,10 @@ class UDN(nn.Module):
             log_q = log_q[first - 1 :]
         return DepthPosterior(first, last, log_q)
 
+    def posterior_over(self, first: int, last: int) -> "DepthPosterior":
+        """q(ℓ) with its support held at first … last, without asking the device for λ."""
+        return DepthPosterior(first, last, self.depth.log_probs_up_to(last)[first - 1 :])
+
     def depth_log_probs(self) -> Tensor:
         """log q(ℓ) over `support()`, shape `(depth,)`; see `posterior`."""
         return self.posterior().log_q

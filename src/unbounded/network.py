@@ -1,13 +1,19 @@
 """The modules born so far, and all their outputs in one pass."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from unbounded.layers import fused
+from unbounded.layers.convolutional import PooledLayer, PooledLinear, pooled
 from unbounded.layers.dense import DenseLayer
+
+Run = Callable[[Tensor], Any]
 
 
 class LayerError(ValueError, RuntimeError):
@@ -18,9 +24,11 @@ class Active(NamedTuple):
     """What a pass over the depths `first` … `last` touches, gathered once per change of depth."""
 
     hidden: list[nn.Module]  # f_1 … f_last
+    runs: list[Run]  # how to call each of them: as it is, compiled, recomputing
     heads: list[nn.Module]  # o_first … o_last; a single one if shared
     stackable: bool  # the heads are plain linear maps of one shape
     fusable: bool  # ... and the layers are plain dense ReLU layers: see layers.fused
+    pools: bool  # heads are linear maps of a mean over the image
     hidden_parameters: list[Tensor]
     head_parameters: list[Tensor]
     row_list: list[int]  # which module each parameter belongs to: the layers, then the heads
@@ -47,6 +55,8 @@ class Network(nn.Module):
     def __init__(self, shares_head: bool = False):
         super().__init__()
         self.shares_head = shares_head
+        self._compiles = self._recomputes = False
+        self._compiled: dict[int, Run] = {}
         self.hidden = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         self._active: dict[tuple[int, int], Active] = {}
@@ -59,6 +69,8 @@ class Network(nn.Module):
     def forward(self, x: Tensor, last: int, first: int = 1) -> Tensor:
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
         active = self.active(last, first)
+        if active.pools:
+            return self._pooled_heads(self._features(x, active, first), active, first)
         if active.takes(x):
             hidden, heads = active.hidden_parameters, active.head_parameters
             if not torch.is_grad_enabled():
@@ -86,24 +98,82 @@ class Network(nn.Module):
     def forget(self) -> None:
         """Drop what `active` remembers; called by whoever adds or removes modules."""
         self._active.clear()
+        alive = {id(layer) for layer in self.hidden.values()}
+        self._compiled = {key: run for key, run in self._compiled.items() if key in alive}
+
+    def configure(self, *, compiles: bool | None = None, recomputes: bool | None = None) -> None:
+        """Choose how layers are run while training; the results are the same to rounding.
+
+        Args:
+            compiles: by `torch.compile`, layer by layer: layers of one shape share their code,
+                so a network that grows compiles a few times and not at every birth.
+            recomputes: keep only h_1 … h_m between the passes and compute what is inside the
+                layers again when gradients are due. Batch statistics are counted once. Such layers
+                are not compiled.
+        """
+        self._compiles = self._compiles if compiles is None else compiles
+        self._recomputes = self._recomputes if recomputes is None else recomputes
+        self.forget()
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
         self.forget()  # .to(), .cuda(), .double() may replace parameters
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_active": {}}
+        return {**self.__dict__, "_active": {}, "_compiled": {}}
 
     def _states(self, x: Tensor, active: Active) -> list[Tensor]:
         states: list[Tensor] = []
         hidden = x
         try:
-            for layer in active.hidden:
-                hidden = layer(hidden)
+            for layer, run in zip(active.hidden, active.runs, strict=True):
+                # Only training is worth compiling and recomputing for.
+                hidden = run(hidden) if self.training and not active.pools else layer(hidden)
                 states.append(hidden)
         except (RuntimeError, ValueError, IndexError) as error:
             raise _layer_error("layer", len(states) + 1, hidden, error, x) from error
         return states
+
+    def _features(self, x: Tensor, active: Active, first: int) -> list[Tensor]:
+        """The means over the image of h_first … h_last; no state is kept longer than needed."""
+        features: list[Tensor] = []
+        hidden, depth = x, 0
+        try:
+            for layer, run in zip(active.hidden, active.runs, strict=True):
+                depth += 1
+                if self.training:
+                    hidden, mean = run(hidden)
+                    if depth >= first:
+                        features.append(mean)
+                else:
+                    hidden = layer(hidden)
+                    if depth >= first:
+                        features.append(pooled(hidden))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise _layer_error("layer", depth, hidden, error, x) from error
+        return features
+
+    def _pooled_heads(self, features: list[Tensor], active: Active, first: int) -> Tensor:
+        """Linear heads of one shape as one batched product, a product for each stage."""
+        outputs: list[Tensor] = []
+        start = 0
+        # The heads' share of the work is small: in full precision whatever the layers run in.
+        with torch.autocast(features[0].device.type, enabled=False):
+            while start < len(features):
+                width, stop = features[start].shape[1], start + 1
+                while stop < len(features) and features[stop].shape[1] == width:
+                    stop += 1
+                weights = torch.stack(active.head_parameters[2 * start : 2 * stop : 2])
+                biases = torch.stack(active.head_parameters[2 * start + 1 : 2 * stop : 2])
+                if weights.shape[2] != width:
+                    raise LayerError(
+                        f"head {first + start} takes {weights.shape[2]} features, "
+                        f"layer {first + start} gives {width} channels"
+                    )
+                stacked = torch.stack(features[start:stop]).to(weights.dtype)
+                outputs.append(torch.baddbmm(biases.unsqueeze(1), stacked, weights.transpose(1, 2)))
+                start = stop
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _stacked_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
         """All linear heads as one batched product."""
@@ -155,16 +225,65 @@ class Network(nn.Module):
         # Outside of inference mode: what is first gathered while predicting serves training too.
         with torch.inference_mode(False):
             rows = torch.tensor(row_list, dtype=torch.long, device=device)
+        pools = not self.shares_head and _pools(hidden, heads)
         return Active(
             hidden,
+            [self._run_of(layer, pools) for layer in hidden],
             heads,
             _stackable(heads),
             not self.shares_head and _fusable(hidden, heads),
+            pools,
             [p for p, row in pairs if row < last],
             [p for p, row in pairs if row >= last],
             row_list,
             rows,
         )
+
+    def _run_of(self, layer: nn.Module, pools: bool) -> Run:
+        """How to call a layer: compiled and recomputing as `configure` says."""
+        run: Run = layer.with_pooled if pools else layer  # type: ignore[assignment]
+        if self._recomputes:
+            return _recomputing(layer, run)
+        if self._compiles:
+            if id(layer) not in self._compiled:
+                self._compiled[id(layer)] = torch.compile(run, dynamic=False)
+            run = self._compiled[id(layer)]
+        return run
+
+
+def _recomputing(layer: nn.Module, run: Run) -> Run:
+    """`run` with its insides computed again in the backward pass, batch statistics counted once."""
+    norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
+
+    @contextmanager
+    def uncounted() -> Iterator[None]:
+        # The same operations on the same tensors, so not without running statistics: with
+        # a momentum that leaves them as they are.
+        before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+        for norm in norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        try:
+            yield
+        finally:
+            for norm, (momentum, count) in zip(norms, before, strict=True):
+                norm.momentum, norm.num_batches_tracked = momentum, count
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), uncounted()
+
+    def recomputing(hidden: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return run(hidden)
+        return checkpoint(run, hidden, use_reentrant=False, context_fn=contexts)
+
+    return recomputing
+
+
+def _pools(hidden: Sequence[nn.Module], heads: Sequence[nn.Module]) -> bool:
+    """Whether every layer knows its mean over the image and every head is a linear map of it."""
+    return all(isinstance(layer, PooledLayer) for layer in hidden) and all(
+        type(head) is PooledLinear and _is_bare(head) for head in heads
+    )
 
 
 def _fusable(hidden: Sequence[nn.Module], heads: Sequence[nn.Module]) -> bool:

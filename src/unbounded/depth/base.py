@@ -28,6 +28,19 @@ class DepthFamily(nn.Module, ABC):
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ."""
 
+    def log_probs_up_to(self, depth: int) -> Tensor:
+        """The same with the support held at `depth`, by tensor operations alone: `(depth,)`.
+
+        What a step runs that must not wait for the host to learn λ (a CUDA graph). Families with
+        a fixed support have it for free; others override it.
+        """
+        if self.is_unbounded:
+            raise NotImplementedError(
+                f"{type(self).__name__} has no log_probs_up_to(depth): train it with "
+                "engine=unbounded.engine.Eager()"
+            )
+        return self.log_probs()
+
     def backward(self, log_probs: Tensor, grad: Tensor) -> None:
         """Carry a gradient in `log_probs()`, `(max_depth,)`, on to λ's `grad`.
 

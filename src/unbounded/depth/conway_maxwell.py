@@ -72,7 +72,10 @@ class TruncatedConwayMaxwell(DepthFamily):
 
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of μ's parameter."""
-        depth = self.max_depth()
+        return self.log_probs_up_to(self.max_depth())
+
+    def log_probs_up_to(self, depth: int) -> Tensor:
+        """log q(1), …, log q(depth) with the support held there, without a host read."""
         counts = torch.arange(depth, dtype=torch.float64, device=self.raw_rate.device)
         scores = log_weights(counts, F.softplus(self.raw_rate.double()), self.concentration)
         return scores.log_softmax(0).to(self.raw_rate.dtype)

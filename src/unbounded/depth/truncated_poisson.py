@@ -5,6 +5,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -70,6 +71,36 @@ class TruncatedPoisson(DepthFamily):
         assert self._memo is not None
         log_probs: Tensor = _LogProbs.apply(self.raw_rate, self._memo[0], *self._counts(depth))
         return log_probs
+
+    def log_probs_up_to(self, depth: int) -> Tensor:
+        """log q(1), …, log q(depth) with the support held there, without a host read."""
+        counts, log_factorials = self._counts(depth)
+        rate = F.softplus(self.raw_rate.double())
+        scores = counts * rate.log() - log_factorials
+        return scores.log_softmax(0).to(self.raw_rate.dtype)
+
+    @torch.no_grad()
+    def members(self, factors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """The members with the rates λ·factors, all on depths 1 … depth, without a host read.
+
+        Args:
+            factors: `(candidates,)`, positive.
+            depth: how far to look; deep enough for the supports of all of them.
+
+        Returns:
+            `raw_rate` of each member, `(candidates,)`, and log q(ℓ) of each, `(candidates, depth)`,
+            −∞ outside of its own support.
+        """
+        counts, log_factorials = self._counts(depth)
+        rates = F.softplus(self.raw_rate.double()) * factors.double()
+        log_poisson = counts * rates.log()[:, None] - log_factorials - rates[:, None]
+        mass = log_poisson.exp()
+        inside = mass.cumsum(1) - mass < self.quantile  # up to the δ-quantile and no further
+        if self.limit is not None:
+            inside &= counts < self.limit
+        log_q = log_poisson.where(inside, -torch.inf).log_softmax(1)
+        raw = rates + (-torch.expm1(-rates)).log()
+        return raw.to(self.raw_rate.dtype), log_q
 
     @torch.no_grad()
     def backward(self, log_probs: Tensor, grad: Tensor) -> None:

@@ -2,7 +2,13 @@
 
 from unbounded.training.callbacks import Callback as Callback
 from unbounded.training.callbacks import TensorBoard as TensorBoard
+from unbounded.training.depth_rules import DepthRule as DepthRule
+from unbounded.training.depth_rules import RateAscent as RateAscent
+from unbounded.training.engines import Eager as Eager
+from unbounded.training.engines import Engine as Engine
 from unbounded.training.history import History as History
+from unbounded.training.images import Augment as Augment
+from unbounded.training.images import ImageData as ImageData
 from unbounded.training.loop import FitResult as FitResult
 from unbounded.training.loop import fit as fit
 from unbounded.training.optimizers import make_optimizer as make_optimizer

@@ -1,7 +1,7 @@
 """Data in the forms that people have: tensors, arrays, frames, loaders."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
+    from unbounded.training.images import ImageBatches
 
 
 class Batch(NamedTuple):
@@ -99,6 +100,9 @@ class LoaderBatches:
             yield to_device(x, y, weights, self.model)
 
 
+Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches"]
+
+
 def batches(
     data: Any,
     model: "UDN",
@@ -107,17 +111,21 @@ def batches(
     batch_size: int,
     generator: torch.Generator | None = None,
     num_data: int | None = None,
-) -> ArrayBatches | LoaderBatches:
-    """Batches from (x, y), (x, y, weights) or a DataLoader, checked.
+) -> "Batches":
+    """Batches from (x, y), (x, y, weights), `ImageData` or a DataLoader, checked.
 
     Raises:
         ValueError: on NaN or infinite features, wrong shapes, labels out of range, no data.
     """
+    from unbounded.training.images import ImageData
+
     if isinstance(data, DataLoader):
         return LoaderBatches(data, model, num_data)
+    if isinstance(data, ImageData):
+        return data.bind(model, batch_size, generator)
     if not isinstance(data, list | tuple) or len(data) not in (2, 3):
         raise ValueError(
-            f"the {what} data must be (x, y), (x, y, weights) or a DataLoader, "
+            f"the {what} data must be (x, y), (x, y, weights), ImageData or a DataLoader, "
             f"got {type(data).__name__}"
         )
     try:

@@ -35,6 +35,10 @@ def save(trainer: "Trainer", path: str | Path) -> None:
     best = trainer.best
     if best is not None:
         tensors.update({f"best.{k}": v for k, v in best.state.items()})
+    if trainer.depth_rule is not None:
+        tensors.update({f"rule.{k}": v for k, v in trainer.depth_rule.state().items()})
+    for index, sent in enumerate(trainer.lambdas or ()):
+        tensors[f"lambda.{index}"] = sent
     tensors["random.torch"] = torch.get_rng_state()
     if trainer.generator is not None:
         tensors["random.shuffle"] = trainer.generator.get_state()
@@ -93,6 +97,10 @@ def load(trainer: "Trainer", path: str | Path) -> None:
         trainer.scaler.load_state_dict(header["scaler"])
     trainer.epoch, trainer.step = header["epoch"], header["step"]
     trainer.seconds, trainer.bad_epochs = header["seconds"], header["bad_epochs"]
+    if trainer.depth_rule is not None:
+        trainer.depth_rule.load_state(model, _under(tensors, "rule."))
+    sent = _under(tensors, "lambda.")
+    trainer.lambdas = [sent[str(index)] for index in range(len(sent))] or None
     trainer.history.rows[:] = header["rows"]
     trainer.history.births[:] = header["births"]
     if header["best"] is not None:
@@ -148,6 +156,10 @@ def _load_optimizer(
                 fused = any(g.get("fused") or g.get("capturable") for g in optimizer.param_groups)
                 device = parameter.device if value.dim() or fused else value.device
                 state[short] = value.to(device)
+                if value.dim() and value.shape == parameter.shape:
+                    # In the parameter's memory format too: fused optimisers go by memory.
+                    like = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+                    state[short] = like.copy_(value)
         if state:
             optimizer.state[parameter] = state
 

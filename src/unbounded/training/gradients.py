@@ -18,7 +18,10 @@ from unbounded.elbo import ElboTerms
 from unbounded.layers import fused
 
 if TYPE_CHECKING:
-    from unbounded.model import UDN
+    from unbounded.model import UDN, DepthPosterior
+
+SMALLEST_SHARE = 1e-4
+"""Heads of depths with less mass than this learn more slowly even where paces are equal."""
 
 
 class Gradient:
@@ -32,6 +35,10 @@ class Gradient:
         weights: how often each row counts, `(batch,)`.
         autocast: run the layers in this dtype.
         closed_form: allow the cheaper ways; False leaves all to autograd.
+        posterior: `model.posterior()`, if the caller has it or wants another support.
+        equal_heads: divide the gradient of head ℓ by q(ℓ). In 𝓛 a head appears in a bracket with
+            the factor q(ℓ) and nowhere else: where the gradient vanishes stays where it was, but
+            heads of rare depths learn as fast as those of probable ones.
     """
 
     def __init__(
@@ -43,17 +50,24 @@ class Gradient:
         weights: Tensor | None = None,
         autocast: torch.dtype | None = None,
         closed_form: bool = True,
+        posterior: "DepthPosterior | None" = None,
+        equal_heads: bool = False,
     ):
         self.model, self.num_data, self.weights = model, num_data, weights
-        self.posterior = model.posterior()
+        self.posterior = model.posterior() if posterior is None else posterior
+        self.equal_heads = equal_heads
         first, last, _ = self.posterior
         self.active = model.network.active(last, first)
         self.closed_form = closed_form and model.weight_prior.precision is not None
+        self.hidden_kl: Tensor  # KL of the layers 1 … last, (last,)
+        self.head_kl: Tensor  # KL of the heads, (depth,)
         self._by_hand: _ByHand | None = None
         if self.closed_form and autocast is None and x.device.type == "cpu":
             self._by_hand = _ByHand.of(self, x, y)
         if self._by_hand is not None:
             self.terms: ElboTerms = self._by_hand.sums.terms()
+            self.log_lik: Tensor = self._by_hand.sums.log_lik / num_data
+            """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, detached."""
         else:
             if autocast is None:
                 outputs = model.network(x, last, first)
@@ -61,13 +75,19 @@ class Gradient:
                 with torch.autocast(x.device.type, autocast):
                     outputs = model.network(x, last, first)
                 outputs = outputs.float()
-            self.terms = model.elbo_of_outputs(
-                outputs,
-                y,
+            log_lik = model.likelihood.log_prob(outputs, y)
+            self.log_lik = _mean(log_lik.detach(), weights)
+            with torch.set_grad_enabled(not self.closed_form):
+                self.hidden_kl, self.head_kl = model.weight_kl(first, last)
+            self.terms = elbo.elbo_terms(
+                self.posterior.log_q,
+                log_lik,
+                model.depth_log_prior(self.posterior),
+                self.hidden_kl,
+                self.head_kl,
                 num_data,
                 weights,
-                posterior=self.posterior,
-                weight_gradient=not self.closed_form,
+                model.cumulative_heads,
             )
         self.loss = self.terms.loss(num_data)
 
@@ -75,11 +95,31 @@ class Gradient:
         """Fill `grad` of the active parameters, which must be None before."""
         if self._by_hand is not None:
             self._by_hand.backward(self)
-            return
-        (self.loss if scaler is None else scaler.scale(self.loss)).backward()
-        if self.closed_form:
-            with torch.no_grad():
-                self._add_decays(self.decays())
+        else:
+            (self.loss if scaler is None else scaler.scale(self.loss)).backward()
+            if self.closed_form:
+                with torch.no_grad():
+                    self._add_decays(self.decays())
+        if self.equal_heads:
+            self._equal_heads()
+
+    @torch.no_grad()
+    def _equal_heads(self) -> None:
+        """Divide the gradient of head ℓ by q(ℓ)."""
+        q = self.posterior.log_q.detach().exp()
+        if len(self.active.heads) != q.shape[0] or q.shape[0] == 1:
+            return  # one head has all the mass
+        parameters = self.active.head_parameters
+        each = (1 / q.clamp(min=SMALLEST_SHARE)).to(parameters[0].dtype).unbind()
+        rows = self.active.row_list[len(self.active.hidden_parameters) :]
+        pairs = [
+            (parameter.grad, each[row - len(self.active.hidden)])
+            for parameter, row in zip(parameters, rows, strict=True)
+            if parameter.grad is not None
+        ]
+        if pairs:
+            grads, factors = zip(*pairs, strict=True)
+            torch._foreach_mul_(grads, factors)
 
     def decays(self) -> Tensor:
         """The factors f of the weights' gradient f·ν, of the layers 1 … last, then the heads.
@@ -107,6 +147,11 @@ class Gradient:
             torch._foreach_addcmul_(grads, values, factors)
 
 
+def _mean(log_lik: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean over the batch, rows counted as often as their weights say: `(depth,)`."""
+    return log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
+
+
 class _ByHand:
     """The way without autograd but for λ."""
 
@@ -126,13 +171,13 @@ class _ByHand:
         if found is None:
             return None
         log_lik, slope = found
-        hidden_kl, head_kl = model.weight_kl(posterior.first, posterior.last)
+        gradient.hidden_kl, gradient.head_kl = model.weight_kl(posterior.first, posterior.last)
         sums = elbo.sums(
             posterior.log_q.detach(),
             log_lik,
             model.depth_log_prior(posterior),
-            hidden_kl,
-            head_kl,
+            gradient.hidden_kl,
+            gradient.head_kl,
             gradient.num_data,
             gradient.weights,
             model.cumulative_heads,

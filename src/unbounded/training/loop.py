@@ -14,13 +14,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unbounded import growth
 from unbounded.predictive import evaluating
 from unbounded.training import checkpoint as checkpoints
-from unbounded.training.batches import ArrayBatches, LoaderBatches, batches
+from unbounded.training.batches import ArrayBatches, Batches, batches
 from unbounded.training.callbacks import Callback
+from unbounded.training.depth_rules import DepthRule
+from unbounded.training.engines import Eager, Engine
 from unbounded.training.history import History, Row
+from unbounded.training.images import ImageBatches
 from unbounded.training.optimizers import DEPTH_LR_RATIO, make_optimizer
 from unbounded.training.progress import Progress
 from unbounded.training.scoring import Scorer
-from unbounded.training.step import NonFiniteError, step
+from unbounded.training.step import NonFiniteError
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -78,6 +81,9 @@ def fit(
     autocast: torch.dtype | None = None,
     grow_every: str = "step",
     drop_inactive: bool = False,
+    depth_rule: DepthRule | None = None,
+    equal_heads: bool = False,
+    engine: Engine | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool | None = None,
     checkpoint: str | Path | None = None,
@@ -89,9 +95,11 @@ def fit(
 
     Main args:
         model: trained in place, on the device it is on.
-        x: inputs `(rows, …)` as a tensor, array or frame, or a DataLoader of (x, y) pairs.
-        y: targets `(rows, …)`; not with a DataLoader.
-        validation: (x, y) or a DataLoader. With it the best epoch is restored at the end.
+        x: inputs `(rows, …)` as a tensor, array or frame; or `ImageData`, or a DataLoader of
+            (x, y) pairs.
+        y: targets `(rows, …)`; only with inputs alone.
+        validation: (x, y), `ImageData` or a DataLoader. With it the best epoch is restored at
+            the end.
         epochs: how many passes over the data, in all (a resumed run counts its earlier ones).
         batch_size: rows a step.
         lr: rate of the weights, with Adam.
@@ -112,6 +120,12 @@ def fit(
         grow_every: update the support before every "step" (default) or "epoch".
         drop_inactive: free layers that leave the support; by default they keep weights and
             optimiser state until they return.
+        depth_rule: what moves λ instead of the optimiser, such as `RateAscent()`; by default the
+            optimiser does, as in the paper.
+        equal_heads: let the heads of rare depths learn as fast as those of probable ones: their
+            gradients without the factor q(ℓ), which moves no zero of the gradient.
+        engine: how steps are carried out: `unbounded.engine.Eager()`, or `Graphs()` for CUDA
+            graphs. By default graphs on a CUDA device where the model allows it.
         callbacks: objects with the hooks of `Callback`.
         progress: show a progress bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, atomically.
@@ -149,6 +163,9 @@ def fit(
         autocast=autocast,
         grow_every=grow_every,
         drop_inactive=drop_inactive,
+        depth_rule=depth_rule,
+        equal_heads=equal_heads,
+        engine=engine,
         callbacks=callbacks,
     )
     return trainer.run(
@@ -182,9 +199,10 @@ class Trainer:
         self.bad_epochs = 0
         self.best: Best | None = None
         self.stopping = False
+        self.lambdas: list[Tensor] | None = None  # of an engine that sees λ late
         generator = torch.Generator().manual_seed(seed)
         self.data = _training_batches(model, data, batch_size, generator, num_data)
-        self.sets: dict[str, ArrayBatches | LoaderBatches] = {}
+        self.sets: dict[str, Batches] = {}
         if validation is not None:
             self.sets["val"] = batches(
                 validation, model, what="validation", batch_size=_SCORING_ROWS
@@ -216,6 +234,9 @@ class Trainer:
         grow_every: str,
         drop_inactive: bool,
         callbacks: Iterable[Callback],
+        depth_rule: DepthRule | None = None,
+        equal_heads: bool = False,
+        engine: Engine | None = None,
     ) -> None:
         """Check and keep what says how to train."""
         _one_of("schedule_every", schedule_every, ("epoch", "step"))
@@ -253,7 +274,25 @@ class Trainer:
             self.scaler = torch.amp.GradScaler(self.model.anchor.device.type)
         self.grow_every = grow_every
         self.drop_inactive = drop_inactive
+        self.depth_rule = depth_rule
+        if equal_heads and (self.model.network.shares_head or self.model.cumulative_heads):
+            raise ValueError("equal_heads needs heads that are used at one depth each")
+        self.equal_heads = equal_heads
+        self.engine = self._default_engine() if engine is None else engine
         self.callbacks = list(callbacks)
+
+    def _default_engine(self) -> Engine:
+        """Graphs where they are possible, else one operation after another."""
+        captures = self.model.anchor.is_cuda and self.scaler is None and not self.drop_inactive
+        if captures and isinstance(self.data, ArrayBatches | ImageBatches):
+            from unbounded.engine.captured import Graphs
+
+            try:
+                self.model.depth.log_probs_up_to(1)
+            except NotImplementedError:
+                return Eager()
+            return Graphs()
+        return Eager()
 
     def stop(self) -> None:
         """Ask for an end after this epoch; for callbacks."""
@@ -279,6 +318,9 @@ class Trainer:
             raise ValueError(f"checkpoint: the folder {Path(checkpoint).parent} does not exist")
         if resume and checkpoint is not None and Path(checkpoint).exists():
             checkpoints.load(self, checkpoint)
+        if self.depth_rule is not None:
+            self.depth_rule.reserve(self.model, self.model.depth.max_depth())
+        self.engine.start(self)
         show = sys.stderr.isatty() if progress is None else progress
         bar = Progress(epochs, self.epoch, self.model.likelihood.score_name, show)
         stopped = "epochs"
@@ -303,6 +345,8 @@ class Trainer:
                 bar.update(row)
                 if self.stopping:
                     stopped = "callback"
+                    if checkpoint is not None:
+                        checkpoints.save(self, checkpoint)
                 if stopped:
                     break
             stopped = stopped or "epochs"
@@ -313,6 +357,7 @@ class Trainer:
             raise
         finally:
             bar.close()
+            self.engine.end()
             self.model.train(was_training)
         self._restore_best()
         if stopped == "interrupted" and show:
@@ -339,7 +384,6 @@ class Trainer:
         """One pass over the data; returns its row of the history."""
         start = time.perf_counter()
         model, optimizer = self.model, self.optimizer
-        num_data = float(self.data.num_data)
         each_step = self.grow_every == "step"
         per_step: LRScheduler | None = None
         if isinstance(self.scheduler, LRScheduler) and self.schedule_every == "step":
@@ -347,32 +391,21 @@ class Trainer:
         if not model.training:
             model.train()
         sums: list[Tensor] = []
-        for index, (x, y, weights) in enumerate(self.data):
-            info = step(
-                model,
-                optimizer,
-                x,
-                y,
-                num_data,
-                weights=weights,
-                grow=each_step or index == 0,
-                drop_inactive=self.drop_inactive,
-                clip=self.clip,
-                autocast=self.autocast,
-                scaler=self.scaler,
-                at=f" at step {self.step + 1} (epoch {self.epoch + 1})",
-            )
+        for index, batch in enumerate(self.data):
+            done = self.engine.step(batch, grow=each_step or index == 0)
             self.step += 1
-            sums.extend(info.terms)
-            if info.growth.hidden:
-                self._record_birth(info.growth.hidden)
+            sums.append(done.terms)
+            if done.births:
+                self._record_birth(done.births)
             if per_step is not None:
                 per_step.step()
+        self.engine.end_epoch()
         self.epoch += 1
         if not sums:
             raise ValueError("the loader gave no batches")
         # One host read for all the terms of the epoch.
-        terms = torch.stack(sums).view(-1, 3).double().mean(0).tolist()
+        terms = torch.stack(sums).double().mean(0).tolist()
+        self.engine.check(terms)
         row: Row = {
             "epoch": self.epoch,
             "step": self.step,
@@ -440,7 +473,7 @@ class Trainer:
 
 def _training_batches(
     model: "UDN", data: Any, batch_size: int, generator: torch.Generator, num_data: int | None
-) -> ArrayBatches | LoaderBatches:
+) -> Batches:
     if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     found = batches(
@@ -453,7 +486,7 @@ def _training_batches(
     )
     if found.num_data < 2:
         raise ValueError("training data: there is one row, at least two are needed")
-    if isinstance(found, ArrayBatches):
+    if isinstance(found, ArrayBatches | ImageBatches):
         if batch_size > found.num_data:
             raise ValueError(
                 f"batch_size is {batch_size}, there are only {found.num_data} rows: "
@@ -463,11 +496,14 @@ def _training_batches(
     return found
 
 
-def _check_model(model: "UDN", sets: Mapping[str, ArrayBatches | LoaderBatches]) -> None:
+def _check_model(model: "UDN", sets: Mapping[str, Batches]) -> None:
     """Run a few rows of each set through the layers: shapes fail here, not in mid-training."""
     with evaluating(model), torch.no_grad():
         for data in sets.values():
-            if isinstance(data, ArrayBatches):
+            if isinstance(data, ImageBatches):
+                x, y, _ = data.head(2)
+                model.likelihood.check_outputs(model(x), y)
+            elif isinstance(data, ArrayBatches):
                 x, y = data.x[:2], data.y[:2]
                 model.likelihood.check_outputs(model(x), y)
 

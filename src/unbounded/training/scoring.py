@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from unbounded.predictive import evaluating
-from unbounded.training.batches import ArrayBatches, Batch, LoaderBatches
+from unbounded.training.batches import ArrayBatches, Batch, Batches
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
 
-Sets = Mapping[str, ArrayBatches | LoaderBatches]
+Sets = Mapping[str, Batches]
 
 
 class Scorer:

@@ -12,6 +12,7 @@ from unbounded.training.gradients import Gradient
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
+    from unbounded.training.depth_rules import DepthRule
 
 
 class NonFiniteError(FloatingPointError):
@@ -39,6 +40,8 @@ def step(
     clip: float | None = None,
     autocast: torch.dtype | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    depth_rule: "DepthRule | None" = None,
+    equal_heads: bool = False,
     at: str = "",
 ) -> StepInfo:
     """Grow to the support of q(ℓ; λ), evaluate the ELBO on a batch, move the active parameters.
@@ -60,6 +63,8 @@ def step(
         clip: largest norm of the gradient of the loss.
         autocast: run the layers in this dtype; the ELBO itself stays in full precision.
         scaler: a gradient scaler, for `torch.float16`.
+        depth_rule: moves λ instead of the optimiser; see `RateAscent`.
+        equal_heads: divide the gradient of head ℓ by q(ℓ); see `Gradient`.
         at: where in training this is, for error messages.
 
     Raises:
@@ -74,12 +79,24 @@ def step(
         for parameter in group["params"]:
             parameter.grad = None
     gradient = Gradient(
-        model, x, y, num_data, weights, autocast=autocast, closed_form=scaler is None
+        model,
+        x,
+        y,
+        num_data,
+        weights,
+        autocast=autocast,
+        closed_form=scaler is None,
+        equal_heads=equal_heads,
     )
     value = gradient.loss.item()
     if not math.isfinite(value):
         raise NonFiniteError(_explain(gradient.terms, at))
     gradient.backward(scaler)
+    if depth_rule is not None:
+        depth_rule.reserve(model, gradient.posterior.last)
+        depth_rule.update(gradient)
+        for parameter in model.depth.parameters():
+            parameter.grad = None
     if scaler is not None and clip is not None:
         scaler.unscale_(optimizer)
     if clip is not None:

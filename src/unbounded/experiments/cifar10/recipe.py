@@ -1,0 +1,209 @@
+"""How every model of the study is trained, and which models there are."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+import unbounded as ub
+from unbounded.data.images import Images
+from unbounded.training import Augment, ImageData, RateAscent
+from unbounded.training.optimizers import param_groups
+
+SCHEDULES = ("fast", "paper")
+RULES = ("ascent", "gradient")
+PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
+"""Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a model is trained with, the same for the UDN and for finite depths.
+
+    Attributes:
+        schedule: "fast" (a warm-up, then a cosine to zero) or "paper" (steps).
+        epochs: passes over the images.
+        lr: the largest learning rate, of SGD with momentum.
+        warm_up: epochs in which the rate rises, in the fast schedule.
+        momentum: of SGD.
+        nesterov: whether it looks ahead.
+        weight_decay: of all weights, besides their prior.
+        batch_size: images a step.
+        prior_rate: α of the prior on the depth, ℓ−1 ~ Poisson(α).
+        width: channels of the stem.
+        init: of new blocks, see `ResidualConv`.
+        crop: largest shift of a training image, in pixels.
+        pad: what a shift uncovers.
+        cutout: size of a square that is greyed out.
+        speed: of the rule "ascent": largest change of log λ in an epoch.
+        equal_heads: with that rule, heads of rare depths learn as fast as others.
+        validation: how many training images are held out and scored in place of the test
+            images, to choose a recipe by.
+        images: train on so many images only; for trials. All where it is 0.
+    """
+
+    schedule: str = "fast"
+    epochs: int = 100
+    lr: float = 0.2
+    warm_up: int = 5
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    batch_size: int = 256
+    prior_rate: float = 1.0
+    width: int = 64
+    init: str = "identity"
+    crop: int = 4
+    pad: str = "reflect"
+    cutout: int = 0
+    speed: float = 0.15
+    equal_heads: bool = True
+    validation: int = 0
+    images: int = 0
+
+    @classmethod
+    def named(cls, schedule: str, **changes: Any) -> "Recipe":
+        """The recipe of a schedule, with changes where they are not None."""
+        if schedule == "fast":
+            recipe = cls()
+        elif schedule == "paper":
+            recipe = cls(
+                schedule="paper",
+                epochs=500,
+                lr=0.1,
+                warm_up=0,
+                nesterov=False,
+                weight_decay=1e-4,
+                init="default",
+                pad="zero",
+                equal_heads=False,
+            )
+        else:
+            raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
+        return replace(recipe, **{k: v for k, v in changes.items() if v is not None})
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {SCHEDULES}, got {self.schedule!r}")
+        if self.epochs < 1 or self.batch_size < 2:
+            raise ValueError(
+                "epochs must be at least 1 and batch_size at least 2, got "
+                f"{self.epochs} and {self.batch_size}"
+            )
+
+    def config(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def rate_at(self, steps_per_epoch: int) -> Callable[[int], float]:
+        """The learning rate at a step, as a share of `lr`."""
+        if self.schedule == "paper":
+
+            def stepwise(step: int) -> float:
+                epoch = step // steps_per_epoch
+                for length, rate in PAPER_RATES:
+                    if epoch < length:
+                        return rate / 0.1
+                    epoch -= length
+                return PAPER_RATES[-1][1] / 0.1
+
+            return stepwise
+        warm, total = self.warm_up * steps_per_epoch, self.epochs * steps_per_epoch
+
+        def cosine(step: int) -> float:
+            if step < warm:
+                return (step + 1) / warm
+            share = min(1.0, (step - warm) / max(1, total - warm))
+            return 0.5 * (1 + math.cos(math.pi * share))
+
+        return cosine
+
+    def data(self, train: Images, test: Images) -> tuple[ImageData, ImageData, bool]:
+        """Images to train on, images to score, and whether these are the test images."""
+        if self.images:
+            train = train.take(range(min(self.images, len(train))))
+        held_out, is_test = test, True
+        if self.validation:
+            count = len(train) - self.validation
+            if count < 1:
+                raise ValueError(f"{self.validation} of {len(train)} images cannot be held out")
+            order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).numpy()
+            train, held_out, is_test = train.take(order[:count]), train.take(order[count:]), False
+        augment = Augment(crop=self.crop, flip=True, cutout=self.cutout, pad=self.pad)
+        data = ImageData(train.x, train.y, augment=augment)
+        return data, data.like(held_out.x, held_out.y), is_test
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model to train.
+
+    Attributes:
+        model: "udn", or a depth as text.
+        seed: of weights, order and augmentation.
+        classes: which images; all ten where it is empty.
+        lambda0: λ at the start, of a UDN.
+        rule: what moves λ: "ascent" (`RateAscent`) or "gradient" (the optimiser, at the weights'
+            learning rate, as in the paper).
+    """
+
+    model: str
+    seed: int
+    classes: tuple[str, ...] = ()
+    lambda0: float = 5.0
+    rule: str = "ascent"
+
+    def __post_init__(self) -> None:
+        if self.model != "udn" and not (self.model.isdecimal() and int(self.model) > 0):
+            raise ValueError(f"a model is 'udn' or a depth of at least 1, got {self.model!r}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
+
+    @property
+    def name(self) -> str:
+        """For files: says everything."""
+        of = "-".join(self.classes) or "all"
+        how = f"-{self.rule}-lambda{self.lambda0:g}" if self.model == "udn" else ""
+        return f"{self.model}{how}-{of}-seed{self.seed}"
+
+    def build(self, recipe: Recipe, channels: int, num_classes: int) -> ub.UDN:
+        """The model before training."""
+        depth: ub.DepthFamily
+        if self.model == "udn":
+            depth = ub.TruncatedPoisson(self.lambda0)
+        else:
+            depth = ub.FixedDepth(int(self.model))
+        return ub.UDN(
+            ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
+            ub.Categorical(num_classes),
+            depth,
+            ub.PoissonDepth(recipe.prior_rate),
+            seed=self.seed,
+        )
+
+    def optimizer(self, model: ub.UDN, recipe: Recipe) -> torch.optim.Optimizer:
+        """SGD over the groups of the model."""
+        groups = param_groups(model, recipe.lr, depth_lr_ratio=1.0)
+        return torch.optim.SGD(
+            groups,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov,
+            weight_decay=recipe.weight_decay,
+            fused=True,
+        )
+
+    def scheduler(
+        self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int
+    ) -> LambdaLR:
+        """The recipe's learning rates, step by step."""
+        return LambdaLR(optimizer, recipe.rate_at(steps_per_epoch))
+
+    def depth_rule(self, recipe: Recipe, steps_per_epoch: int) -> RateAscent | None:
+        """What moves λ, if not the optimiser."""
+        if self.model != "udn" or self.rule != "ascent":
+            return None
+        return RateAscent(recipe.speed / steps_per_epoch, memory=steps_per_epoch)

@@ -1,0 +1,192 @@
+"""One run: train a model, or go on with it, and write down what there is to say of it."""
+
+import itertools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from unbounded import metrics
+from unbounded.data.images import Images
+from unbounded.engine import Eager, Graphs
+from unbounded.experiments import records
+from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.model import UDN
+from unbounded.predictive import predict_in_batches
+from unbounded.training import Callback, ImageData
+from unbounded.training.batches import batches
+from unbounded.training.loop import Trainer
+from unbounded.training.scoring import Scorer
+
+SCORE_EVERY = 5
+"""Epochs between two looks at the held-out images; nothing depends on what is seen there."""
+_ROWS = 2000
+
+
+def train(
+    run: Run,
+    recipe: Recipe,
+    images: tuple[Images, Images],
+    *,
+    device: str | torch.device,
+    folder: Path,
+    resume: bool,
+    progress: bool | None,
+    minutes: float | None = None,
+) -> dict[str, Any] | None:
+    """Train a model, or go on from its checkpoint; write and return its record.
+
+    Args:
+        run: which model.
+        recipe: how to train it.
+        images: of CIFAR-10 or the like: training and test part, with all classes.
+        device: where.
+        folder: for NAME.json and, while it runs, NAME.checkpoint.
+        resume: go on from the checkpoint, if it is there.
+        progress: show a progress bar; by default on a terminal.
+        minutes: stop after so many, with a checkpoint.
+
+    Returns:
+        The record; None if the time was up before the last epoch.
+    """
+    started = time.perf_counter()
+    device = torch.device(device)
+    chosen = [part.only(*run.classes) if run.classes else part for part in images]
+    data, held_out, is_test = recipe.data(chosen[0], chosen[1])
+    model = run.build(recipe, data.x.shape[3], len(chosen[0].classes))
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / f"{run.name}.checkpoint"
+    if not resume:
+        checkpoint.unlink(missing_ok=True)
+    name = "test" if is_test else "validation"
+    batch_size = min(recipe.batch_size, len(data))
+    per_epoch = max(1, len(data) // batch_size)
+    trainer = Trainer(
+        model,
+        data,
+        validation=None,
+        monitor=None,
+        batch_size=batch_size,
+        num_data=None,
+        seed=run.seed,
+    )
+    optimizer = run.optimizer(model, recipe)
+    engine = Graphs() if device.type == "cuda" else Eager()
+    looker = _Looker(model, held_out, name, recipe, device, minutes)
+    trainer.configure(
+        optimizer=optimizer,
+        lr=recipe.lr,
+        depth_lr_ratio=1.0,
+        scheduler=run.scheduler(optimizer, recipe, per_epoch),
+        schedule_every="step",
+        patience=None,
+        select="score",
+        clip=None,
+        autocast=torch.bfloat16 if device.type == "cuda" else None,
+        grow_every="step",
+        drop_inactive=False,
+        depth_rule=run.depth_rule(recipe, per_epoch),
+        equal_heads=recipe.equal_heads and run.model == "udn" and run.rule == "ascent",
+        engine=engine,
+        callbacks=[looker],
+    )
+    result = trainer.run(
+        recipe.epochs,
+        progress=progress,
+        checkpoint=checkpoint,
+        checkpoint_every=None,
+        resume=resume,
+    )
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
+    if trainer.epoch < recipe.epochs:
+        return None
+    record = {
+        "run": records.plain(
+            {
+                "model": run.model,
+                "seed": run.seed,
+                "classes": run.classes,
+                "lambda0": run.lambda0,
+                "rule": run.rule,
+            }
+        ),
+        "recipe": recipe.config(),
+        "versions": records.versions(device),
+        **scores(model, held_out, name, trainer.autocast),
+        "depth_mean": model.depth.mean(),
+        "max_depth": model.depth.max_depth(),
+        "num_layers": model.network.num_layers,
+        "seconds": result.seconds,
+        "wall_seconds": time.perf_counter() - started,  # of this piece, with set-up and scores
+        "capture_seconds": engine.capture_seconds,
+        "epoch_seconds": _median_epoch(result.history.rows),
+        "curve": result.history.rows,
+        "births": result.history.births,
+    }
+    records.write_json(folder / f"{run.name}.json", record)
+    checkpoint.unlink(missing_ok=True)
+    return record
+
+
+class _Looker(Callback):
+    """Scores held-out images now and then, and stops when the time is up."""
+
+    def __init__(
+        self,
+        model: UDN,
+        held_out: ImageData,
+        name: str,
+        recipe: Recipe,
+        device: torch.device,
+        minutes: float | None,
+    ):
+        bound = batches(held_out, model, what=name, batch_size=_ROWS)
+        self.scorer = Scorer({name: bound})
+        self.recipe = recipe
+        self.until = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def on_epoch_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        """Add the scores to the history's last row."""
+        if trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.recipe.epochs:
+            trainer.history.rows[-1] |= self.scorer(trainer.model, trainer.autocast)
+        if self.until is not None and time.monotonic() > self.until:
+            trainer.stop()
+
+
+def scores(
+    model: UDN, held_out: ImageData, name: str, autocast: torch.dtype | None
+) -> dict[str, Any]:
+    """Accuracy, log score and calibration of the mixture, q(ℓ), accuracy of each depth alone."""
+    right: list[Any] = []
+    probabilities: list[Any] = []
+    device = model.anchor.device
+    bound = batches(held_out, model, what=name, batch_size=_ROWS)
+    with torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+        for x, y, _ in bound:
+            for prediction in predict_in_batches(model, x, _ROWS):
+                probabilities.append(prediction.probs.float().cpu().numpy())  # type: ignore[attr-defined]
+                right.append((prediction.classes_by_depth == y).float().cpu().numpy())  # type: ignore[attr-defined]
+    probs, labels = np.concatenate(probabilities), np.asarray(held_out.y)
+    chosen = np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)
+    posterior = model.depth_log_probs().detach().exp().tolist()
+    return {
+        f"{name}_accuracy": float((probs.argmax(1) == labels).mean()),
+        f"{name}_log_score": float(np.log(chosen).mean()),
+        f"{name}_ece": float(metrics.ece(labels, probs)),
+        "posterior": posterior,
+        "accuracy_by_depth": np.concatenate(right, 1).mean(1).tolist(),
+    }
+
+
+def _median_epoch(rows: list[dict[str, Any]]) -> float:
+    """The median time of an epoch, scoring of held-out images not counted."""
+    ends = [0.0, *(row["seconds"] for row in rows)]
+    return median(after - before for before, after in itertools.pairwise(ends))

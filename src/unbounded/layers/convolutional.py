@@ -1,0 +1,209 @@
+"""Convolutional residual layers for images: the paper's generator on CIFAR-10."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unbounded.layers import init as inits
+from unbounded.layers.base import Layers
+from unbounded.layers.dense import _size
+
+EXPANSION = 4
+"""A block B_k ends with 2^(k+2) channels, four times those inside of it."""
+
+
+class Place(NamedTuple):
+    """What stands at one depth, by closed form."""
+
+    inputs: int  # channels that come in
+    inner: int  # channels of the 3×3 convolution; 0 for the stem
+    outputs: int  # channels that go out
+    stride: int
+
+
+class ResidualConv(Layers):
+    """The paper's convolutional generator (appendix on CIFAR-10), for any depth.
+
+    Layer 1 is a stem: a 3×3 convolution, batch normalisation, ReLU. From layer 2 on stand
+    bottleneck blocks B_6, B_7, B_8: convolutions 1×1, 3×3 and 1×1, each with batch normalisation,
+    and a shortcut. The first block of each stage halves the image; the last stage has no end. With
+    the defaults B_6 is at depths 2–4, B_7 at 5–9 and B_8 from 10 on. The paper counts the blocks
+    from 1; its results were made with the stem in that place, and so is this.
+
+    Heads are a mean over the image and a linear map.
+
+    Args:
+        in_channels: of the images.
+        out_features: size of a head's output: what the likelihood takes.
+        width: channels of the stem and inside the first stage's blocks; each later stage doubles.
+        stages: how many blocks each stage has but the last.
+        strides: of the first block of each stage; one more than `stages`.
+        init: how a new block starts. "identity": weights by He, the last normalisation's scale
+            at zero, so that a new block passes its input on and a birth leaves deeper heads
+            nothing to unlearn. "he": weights by He, scale one. "default": torch's own, as the
+            paper's authors.
+
+    Example:
+        >>> layers = ResidualConv(3, 10)
+        >>> layers.place(1).outputs, layers.place(10)
+        (64, Place(inputs=512, inner=256, outputs=1024, stride=2))
+    """
+
+    INITS = ("identity", "he", "default")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_features: int,
+        *,
+        width: int = 64,
+        stages: tuple[int, ...] = (3, 5),
+        strides: tuple[int, ...] = (2, 2, 2),
+        init: str = "identity",
+    ):
+        self.in_channels = _size("in_channels", in_channels)
+        self.out_features = _size("out_features", out_features)
+        self.width = _size("width", width)
+        self.stages = tuple(_size("stages", blocks) for blocks in stages)
+        self.strides = tuple(_size("strides", stride) for stride in strides)
+        if len(self.strides) != len(self.stages) + 1:
+            raise ValueError(
+                f"strides must be one for each stage, {len(self.stages) + 1} with the endless "
+                f"last one, got {len(self.strides)}"
+            )
+        if init not in self.INITS:
+            raise ValueError(f"init must be one of {self.INITS}, got {init!r}")
+        self.init = init
+
+    def place(self, depth: int) -> Place:
+        """Channels and stride of the layer at depth ℓ."""
+        if depth == 1:
+            return Place(self.in_channels, 0, self.width, 1)
+        start, inner, inputs = 2, self.width, self.width
+        for stage, stride in enumerate(self.strides):
+            if stage == len(self.stages) or depth < start + self.stages[stage]:
+                outputs = EXPANSION * inner
+                if depth == start:
+                    return Place(inputs, inner, outputs, stride)
+                return Place(outputs, inner, outputs, 1)
+            start, inner, inputs = start + self.stages[stage], 2 * inner, EXPANSION * inner
+        raise AssertionError("the last stage has no end")
+
+    def hidden(self, depth: int) -> nn.Module:
+        """`(batch, channel, height, width)` → the same with the channels of `place(depth)`."""
+        place = self.place(depth)
+        layer: nn.Module
+        if depth == 1:
+            layer = Stem(place.inputs, place.outputs)
+        else:
+            layer = Bottleneck(place)
+        if self.init != "default":
+            for module in layer.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if self.init == "identity" and isinstance(layer, Bottleneck):
+            nn.init.zeros_(layer.norm3.weight)
+        return layer
+
+    def head(self, depth: int) -> nn.Module:
+        """`(batch, channel, height, width)` → `(batch, out_features)`."""
+        head = PooledLinear(self.place(depth).outputs, self.out_features)
+        if self.init != "default":
+            inits.zero(head)  # the first prediction of every depth is the uniform one
+        return head
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        return {
+            "in_channels": self.in_channels,
+            "out_features": self.out_features,
+            "width": self.width,
+            "stages": list(self.stages),
+            "strides": list(self.strides),
+            "init": self.init,
+        }
+
+
+class Norm(nn.BatchNorm2d):
+    """Batch normalisation without its count of batches, which costs a kernel and serves nobody."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels)
+        self.num_batches_tracked = None
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        # Not that of torch, which adds a count where a file without versions has none.
+        super(nn.modules.batchnorm._NormBase, self)._load_from_state_dict(*arguments)
+
+
+class PooledLinear(nn.Linear):
+    """A mean over all axes behind the channels, and a linear map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, channel, *image)` → `(batch, out_features)`."""
+        return F.linear(pooled(input).to(self.weight.dtype), self.weight, self.bias)
+
+
+def pooled(state: Tensor) -> Tensor:
+    """The mean over the image, in single precision at least: `(batch, channel)`.
+
+    A state that has no image any more passes through: it has been pooled already.
+    """
+    if state.dim() <= 2:
+        return state
+    dtype = torch.promote_types(state.dtype, torch.float32)
+    return state.mean(tuple(range(2, state.dim())), dtype=dtype)
+
+
+class PooledLayer(nn.Module):
+    """A layer that hands its mean over the image to a head together with its state.
+
+    Computed in one compiled block the two share a pass over memory, forwards and backwards.
+    """
+
+    def with_pooled(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """h_ℓ and its mean over the image, `(batch, channel)`."""
+        state = self(input)
+        return state, pooled(state)
+
+
+class Stem(PooledLayer):
+    """Convolution 3×3, batch normalisation, ReLU."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm = Norm(outputs)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height, width)`."""
+        return torch.relu(self.norm(self.conv(input)))
+
+
+class Bottleneck(PooledLayer):
+    """B_k: ReLU(shortcut + the three convolutions), the last ReLU after the sum."""
+
+    def __init__(self, place: Place):
+        super().__init__()
+        inputs, inner, outputs, stride = place
+        self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
+        self.norm1 = Norm(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = Norm(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
+        self.norm3 = Norm(outputs)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
+            )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+        hidden = torch.relu(self.norm1(self.conv1(input)))
+        hidden = torch.relu(self.norm2(self.conv2(hidden)))
+        hidden = self.norm3(self.conv3(hidden))
+        passed = input if self.shortcut is None else self.shortcut(input)
+        return torch.relu(hidden + passed)

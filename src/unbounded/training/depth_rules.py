@@ -1,0 +1,138 @@
+"""How λ moves: with the optimiser, as in the paper, or by an ascent of its own."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unbounded import elbo
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+    from unbounded.training.gradients import Gradient
+
+
+class DepthRule(ABC):
+    """Moves λ after each evaluation of the gradient, in place of the optimiser.
+
+    By tensor operations alone, so that a CUDA graph can hold them.
+    """
+
+    @abstractmethod
+    def reserve(self, model: "UDN", depth: int) -> bool:
+        """Make room for depths 1 … depth; whether tensors have moved."""
+
+    @abstractmethod
+    def update(self, gradient: "Gradient") -> None:
+        """Look at a batch and move λ."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint has to keep."""
+        return {}
+
+    def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Put back what `state` gave."""
+
+
+class RateAscent(DepthRule):
+    """Coordinate ascent: λ follows the maximum of 𝓛 over λ, given what each depth is worth now.
+
+    With the weights held fixed, 𝓛(λ) = Σ_ℓ q(ℓ; λ) [n·L_ℓ − KL_ℓ + log p(ℓ) − log q(ℓ; λ)], where
+    L_ℓ is the mean log-likelihood of a data point at depth ℓ and KL_ℓ what the weights up to
+    depth ℓ cost. The n numbers behind L_ℓ are only seen in batches, so a running mean over the last
+    steps stands for it. Each step evaluates 𝓛 on a few members around λ, exactly, and goes to the
+    best, at most `speed` away in log λ.
+
+    The optimiser's gradient of 𝓛/n in λ has the same zeros. But it is as large as the differences
+    between depths: large in the first epochs, when almost any layer more helps, and next to
+    nothing at the end, when the learning rate has gone as well. λ then stays where the first epochs
+    left it. Here the speed does not depend on the size of the gradient or on a schedule of
+    learning rates, so λ keeps up with what the depths are worth, upwards and downwards.
+
+    Depths beyond the last layer that is born count as good as the last one and a layer dearer
+    each: a newborn residual block passes its input on.
+
+    Args:
+        speed: the largest change of log λ in a step.
+        memory: how many steps the running mean remembers.
+        candidates: how many members are compared, odd.
+    """
+
+    def __init__(self, speed: float = 0.001, memory: int = 200, candidates: int = 9):
+        if not speed > 0:
+            raise ValueError(f"speed must be positive, got {speed}")
+        if memory < 1:
+            raise ValueError(f"memory must be at least 1, got {memory}")
+        if candidates < 3 or candidates % 2 == 0:
+            raise ValueError(f"candidates must be an odd number of at least 3, got {candidates}")
+        self.speed, self.memory, self.candidates = float(speed), int(memory), int(candidates)
+        self._mean = self._seen = self._log_prior = self._factors = torch.zeros(0)
+
+    def reserve(self, model: "UDN", depth: int) -> bool:
+        """Room for a support of 1 … depth and a margin; doubles, so it rarely moves."""
+        if not hasattr(model.depth, "members"):
+            raise ValueError(
+                f"RateAscent compares members of the family; {type(model.depth).__name__} has no "
+                "members(factors, depth), as TruncatedPoisson has"
+            )
+        needed, device = depth + self._margin(depth), model.anchor.device
+        if self._mean.shape[0] >= needed and self._mean.device == device:
+            return False
+        size = max(64, 2 * needed)
+        old = self._mean.shape[0]
+        mean, seen = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
+        mean[:old], seen[:old] = self._mean.to(device), self._seen.to(device)
+        self._mean, self._seen = mean, seen
+        depths = torch.arange(1, size + 1, device=device)
+        self._log_prior = model.depth_prior.log_prob(depths)
+        steps = torch.linspace(-self.speed, self.speed, self.candidates, dtype=torch.float64)
+        self._factors = steps.exp().to(device)
+        return True
+
+    @torch.no_grad()
+    def update(self, gradient: "Gradient") -> None:
+        """The running means, then λ."""
+        first, last, _ = gradient.posterior
+        model, num_data = gradient.model, gradient.num_data
+        part = slice(first - 1, last)
+        mean, seen = self._mean[part], self._seen[part]
+        seen.add_(1).clamp_(max=self.memory)
+        mean.add_((gradient.log_lik.double() - mean) / seen)
+        cost = elbo.weight_cost(
+            gradient.hidden_kl.double(),
+            gradient.head_kl.double(),
+            last - first + 1,
+            model.cumulative_heads,
+        )
+        margin = self._margin(last)
+        further = torch.arange(1, margin + 1, dtype=torch.float64, device=mean.device)
+        worth = torch.cat(
+            [
+                num_data * mean - cost,
+                num_data * mean[-1] - cost[-1] - further * gradient.hidden_kl[-1].double(),
+            ]
+        )
+        worth = worth + self._log_prior[first - 1 : last + margin]
+        raw, log_q = model.depth.members(self._factors, last + margin)  # type: ignore[operator]
+        log_q = log_q[:, first - 1 :]
+        bound = (log_q.exp() * (worth - log_q.where(log_q > -math.inf, 0.0))).sum(1)
+        # Ties go to the middle: where nothing is to be gained λ stays.
+        bound[self.candidates // 2] += 1e-9 * bound.abs().max()
+        model.depth.raw_rate.copy_(raw.gather(0, bound.argmax(0, keepdim=True))[0])
+
+    def state(self) -> dict[str, Tensor]:
+        """The running means and over how many steps they go."""
+        return {"mean": self._mean, "seen": self._seen}
+
+    def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
+        """Put them back."""
+        self.reserve(model, state["mean"].shape[0] // 4)
+        for own, kept in ((self._mean, state["mean"]), (self._seen, state["seen"])):
+            own.zero_()
+            own[: kept.shape[0]].copy_(kept)
+
+    def _margin(self, depth: int) -> int:
+        """How far beyond the support the fastest candidate and the lag of a graph can reach."""
+        return 2 + math.ceil(4 * depth * math.expm1(min(self.speed, 0.1)))
