@@ -687,7 +687,7 @@ def test_optimisers_have_torchs_arithmetic_row_by_row(ours, theirs):
             for j in range(3):
                 lone[i][j].grad = grad[i, j].clone() if active[i, j] else None
                 optimisers[i][j].step()
-        ours.update(value, grad.clone(), state, steps, active, lr)
+        ours.update(value, grad.clone(), state, ours.pace(steps, active, lr, value.dtype))
     expected = torch.stack([torch.stack([p.detach() for p in row]) for row in lone])
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
@@ -710,7 +710,7 @@ def test_no_adam_step_is_longer_than_its_bound(seed, betas):
         before = value.clone()
         growing = (betas[1] / betas[0]) ** (time * ratio)
         grad = torch.where(time < quiet, 1e-12, growing)[None, :, None]
-        adam.update(value, grad.clone(), state, steps, always, lr)
+        adam.update(value, grad.clone(), state, adam.pace(steps, always, lr, value.dtype))
         assert (value - before).abs().max() <= adam.longest_step * (1 + 1e-9)
     assert (value - before).abs().max() > 0.5  # the bound is not idle
 
@@ -824,7 +824,7 @@ def test_an_epoch_can_be_captured(layers, likelihood, options):
         for index, block in enumerate(population.blocks):
             tensors |= {f"{index}.{name}": tensor for name, tensor in block.tensors()}
             tensors[f"{index}.grad"] = block.grad
-        inner = ("_cursor", "_sums", "_taken", "_status", "_lr", "_depth_lr", "_movement")
+        inner = ("_cursor", "_sums", "_taken", "_status", "_lr", "_movement")
         tensors |= {name: getattr(population, name) for name in inner}
         tensors["orders"] = population.shuffles.orders
         return {name: tensor.data_ptr() for name, tensor in tensors.items()}

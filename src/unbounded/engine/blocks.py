@@ -9,6 +9,14 @@ from torch import Tensor, nn
 Fill = Callable[[int], Tensor | None]
 """member ↦ its first numbers `(size,)`, or None where it has no such module."""
 
+BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+"""The integers that are as wide as the numbers of each kind."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -115,6 +123,16 @@ class Block:
         self.steps = torch.cat([self.steps.reshape(-1, count), fresh[..., :1].sum(2).double()])
         self.best = None if self.best is None else torch.cat([self.best, born])
         self.average = None if self.average is None else torch.cat([self.average, born])
+
+    def keep_grad(self, keeps: Tensor) -> None:
+        """Make the gradients 0 of all members but some, even if they are NaN.
+
+        Args:
+            keeps: −1 (all bits set) for those whose gradients stay, else 0: `(members, 1)`.
+        """
+        mine = keeps[self.members] if self.value.shape[1] < keeps.shape[0] else keeps
+        # Ten times as fast as a masked fill, whose mask changes along the wrong axis.
+        self.grad.view(keeps.dtype).bitwise_and_(mine)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that outlives a step, by name."""

@@ -24,8 +24,10 @@ class WeightCosts:
         self._priors = [m.weight_prior for m in models]
         precisions = [p.precision for p in self._priors]
         self._precisions: Tensor | None = None
+        self._halves = like
         if all(p is not None for p in precisions):
             self._precisions = like.new_tensor([p for p in precisions if p is not None])
+            self._halves = self._precisions / 2
         elif any(p is not self._priors[0] for p in self._priors):
             raise ValueError("members whose weight prior has no precision must share one prior")
         self._like = like
@@ -73,7 +75,7 @@ class WeightCosts:
         if self._precisions is not None:
             norms = [torch.linalg.vector_norm(b.value, dim=2) for b in role.blocks]
             rows = norms[0] if len(norms) == 1 else torch.cat(norms)
-            rows = rows.square() * (self._precisions / 2)
+            rows = rows.square() * self._halves
             if name in self._constants:
                 rows = rows + self._constants[name]
             return role.from_rows(rows)

@@ -138,12 +138,12 @@ class DenseStack(NetworkStack):
                 tensor.zero_()
         if x.shape[1] not in self._backward:
             self._backward[x.shape[1]] = self._slopes(x)
-        slopes = self._backward[x.shape[1]]
+        slopes, grads, transposed = self._backward[x.shape[1]], grad.unbind(0), grad.mT.unbind(0)
         for level, layer in zip(range(len(slopes), 0, -1), slopes, strict=True):
             if layer.headless is not None:
                 layer.headless.zero_()
             if layer.head is not None:
-                self._head_backward(layer.head, grad[level - 1])
+                self._head_backward(layer.head, grads[level - 1], transposed[level - 1])
             if layer.behind is not None:
                 signal, behind, weight = layer.behind
                 signal.baddbmm_(behind, weight)
@@ -151,20 +151,19 @@ class DenseStack(NetworkStack):
             before = layer.input
             if before is None:
                 before = x[: layer.signal.shape[0]]
-                if not x.is_cuda:
-                    # A product with few columns is fast if they are not interleaved.
-                    before = before.mT.contiguous().mT
             _store(layer.weight_grad, layer.signal_t, before)
             torch.sum(layer.signal, 1, out=layer.bias_grad)
 
-    def _head_backward(self, head: _HeadSlopes, grad: Tensor) -> None:
-        grad = grad[head.rows]
+    def _head_backward(self, head: _HeadSlopes, grad: Tensor, transposed: Tensor) -> None:
+        """The heads of one depth, from ∂/∂Ω `(members, batch, out)` and its transpose."""
+        if head.state.shape[0] < grad.shape[0]:
+            grad, transposed = grad[head.rows], transposed[head.rows]
         torch.bmm(grad, head.weight, out=head.signal)
         if self.layers.shares_head:
-            head.weight_grad.add_(torch.bmm(grad.mT, head.state))
+            head.weight_grad.add_(torch.bmm(transposed, head.state))
             head.bias_grad.add_(grad.sum(1))
         else:
-            _store(head.weight_grad, grad.mT, head.state)
+            _store(head.weight_grad, transposed, head.state)
             torch.sum(grad, 1, out=head.bias_grad)
 
     def _all_heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
@@ -300,5 +299,7 @@ def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
     """target = left @ right, where target is a view into packed rows."""
     if target.is_cuda:
         torch.bmm(left, right, out=target)
+    elif left.shape[1] > right.shape[2]:
+        target.mT.copy_(torch.bmm(right.mT, left.mT))  # several times as fast if `right` is narrow
     else:
         target.copy_(torch.bmm(left, right))  # faster than strided output with several threads

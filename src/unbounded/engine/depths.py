@@ -91,6 +91,7 @@ class TruncatedPoissonStack(DepthStack):
         self._quantiles = torch.tensor([f.quantile for f in families], dtype=torch.float64)
         limits = [torch.inf if f.limit is None else f.limit for f in families]
         self._limits = torch.tensor(limits, dtype=torch.float64)
+        self._counted: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def bounds(self) -> list[int | None]:
         """The limit, if one was set."""
@@ -100,18 +101,15 @@ class TruncatedPoissonStack(DepthStack):
         """1 + the number of counts k with P(X ≤ k) < δ, by the same function as the lone family."""
         self._move(values)
         rates = F.softplus(values.double())
-        counts = torch.arange(size, dtype=torch.float64, device=values.device)
-        below = torch.special.gammaincc(
-            (counts + 1).expand(rates.shape[0], size), rates.expand(-1, size)
-        )
+        counts, _ = self._counts(size, values.device)
+        below = torch.special.gammaincc(counts + 1, rates)
         depths = 1 + (below < self._quantiles[:, None]).sum(1)
         return torch.minimum(depths, self._limits).long()
 
     def scores(self, values: Tensor, size: int) -> Tensor:
         """(ℓ−1) log λ − log (ℓ−1)!"""
-        counts = torch.arange(size, dtype=torch.float64, device=values.device)
-        log_rates = F.softplus(values.double()).log()
-        return counts * log_rates - torch.lgamma(counts + 1)
+        counts, log_factorials = self._counts(size, values.device)
+        return counts * F.softplus(values.double()).log() - log_factorials
 
     def reach(self, values: Tensor, movement: Tensor, size: int) -> Tensor:
         """m(q) grows with λ: the one at the upper end of the interval."""
@@ -133,6 +131,14 @@ class TruncatedPoissonStack(DepthStack):
         """Set the raw rate."""
         with torch.no_grad():
             family.raw_rate.copy_(values[0])
+
+    def _counts(self, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """k = 0 … size−1 and log k!, `(size,)` each; made once."""
+        key = (size, device)
+        if key not in self._counted:
+            counts = torch.arange(size, dtype=torch.float64, device=device)
+            self._counted[key] = counts, torch.lgamma(counts + 1)
+        return self._counted[key]
 
     def _move(self, like: Tensor) -> None:
         if self._quantiles.device != like.device:

@@ -6,6 +6,7 @@ its gradient were None in `torch.optim`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,14 +44,35 @@ class Adam:
         return bound * max(1.0, math.sqrt(1 - second) / (1 - first))
 
     @torch.no_grad()
+    def pace(self, steps: Tensor, active: Tensor, lr: Tensor, dtype: torch.dtype) -> Tensor:
+        """How each row moves now, in a form for `update`: `(4, rows, members, 1)`.
+
+        The rows of many blocks can be asked for at once: these numbers are few, and what they
+        cost is the calls.
+
+        Args:
+            steps: how many steps each row has taken, `(rows, members)`, in double precision;
+                the active ones take one more.
+            active: which rows take a step now, `(rows, members)`.
+            lr: the rate of each, broadcastable to `(rows, members)`, in double precision.
+            dtype: of the parameters.
+        """
+        first, second = self.betas
+        taken = active.double()
+        steps.add_(taken)
+        count = steps.clamp(min=1)  # rows that never moved: any finite number will do
+        correction = (1 - second**count).sqrt_()
+        size = taken * lr * correction / (1 - first**count)
+        parts = [taken * (1 - first), taken * (1 - second), self.eps * correction, size]
+        return torch.stack(parts).to(dtype).unsqueeze(-1)
+
+    @torch.no_grad()
     def update(
         self,
         value: Tensor,
         grad: Tensor,
         state: list[Tensor],
-        steps: Tensor,
-        active: Tensor,
-        lr: Tensor,
+        pace: Sequence[Tensor],
         decays: bool = True,
     ) -> None:
         """One step, in place.
@@ -59,27 +81,20 @@ class Adam:
             value: parameters, `(rows, members, size)`.
             grad: their gradients, likewise; overwritten.
             state: the two moments, likewise.
-            steps: how many steps each row has taken, `(rows, members)`, in double precision.
-            active: which rows take one now, `(rows, members)`.
-            lr: the rate of each member, `(members,)`, in double precision.
+            pace: of these rows, as `pace` gives it.
             decays: whether weight decay applies.
         """
-        first, second = self.betas
         average, square = state
-        steps.add_(active)
-        count = steps.clamp(min=1)  # rows that never moved: any finite number will do
-        correction = (1 - second**count).sqrt()
-        size = active * lr * correction / (1 - first**count)
+        of_average, of_square, eps, size = pace
         if decays and self.weight_decay:
             grad.add_(value, alpha=self.weight_decay)
-        mask = active.to(value.dtype)[..., None]
-        average.lerp_(grad, mask * (1 - first))
-        square.lerp_(grad.square_(), mask * (1 - second))
+        average.lerp_(grad, of_average)
+        square.lerp_(grad.square_(), of_square)
         # m/(√v/c₂ + ε)·lr/c₁ = m/(√v + ε·c₂)·lr·c₂/c₁ with c the bias corrections.
         torch.sqrt(square, out=grad)
-        grad.add_((self.eps * correction).to(value.dtype)[..., None])
+        grad.add_(eps)
         torch.div(average, grad, out=grad)
-        value.addcmul_(grad, size.to(value.dtype)[..., None], value=-1)
+        value.addcmul_(grad, size, value=-1)
 
 
 @dataclass(frozen=True)
@@ -101,26 +116,29 @@ class SGD:
         return math.inf
 
     @torch.no_grad()
+    def pace(self, steps: Tensor, active: Tensor, lr: Tensor, dtype: torch.dtype) -> Tensor:
+        """How each row moves now: `(2, rows, members, 1)`; the arguments are those of `Adam`."""
+        taken = active.double()
+        steps.add_(taken)
+        return torch.stack([taken, taken * lr]).to(dtype).unsqueeze(-1)
+
+    @torch.no_grad()
     def update(
         self,
         value: Tensor,
         grad: Tensor,
         state: list[Tensor],
-        steps: Tensor,
-        active: Tensor,
-        lr: Tensor,
+        pace: Sequence[Tensor],
         decays: bool = True,
     ) -> None:
         """One step, in place; the arguments are those of `Adam.update`."""
-        steps.add_(active)
+        taken, size = pace
         if decays and self.weight_decay:
             grad.add_(value, alpha=self.weight_decay)
-        mask = active[..., None]
         if self.momentum:
             (buffer,) = state
-            buffer.copy_(torch.where(mask, buffer * self.momentum + grad, buffer))
+            buffer.copy_(torch.where(taken > 0, buffer * self.momentum + grad, buffer))
             grad = grad.add_(buffer, alpha=self.momentum) if self.nesterov else buffer
-        size = (active * lr).to(value.dtype)[..., None]
         value.addcmul_(grad, size, value=-1)
 
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from unbounded import elbo as elbo_
 from unbounded.elbo import ElboTerms
 from unbounded.engine import births, members
-from unbounded.engine.blocks import Block, Shape, pack
+from unbounded.engine.blocks import BITS, Block, Shape, pack
 from unbounded.engine.costs import WeightCosts
 from unbounded.engine.data import Rows, Shuffles, gather
 from unbounded.engine.graphs import Runner
 from unbounded.engine.likelihoods import LikelihoodStack
 from unbounded.engine.networks import VmapStack, network_stack
 from unbounded.engine.optim import Adam, Optimizer
+from unbounded.engine.paces import Paces
 from unbounded.engine.posterior import DepthPosteriors, reach_order
 from unbounded.engine.stacks import Extent, Templates
 from unbounded.training.optimizers import DEPTH_LR_RATIO
@@ -155,6 +156,7 @@ class Population:
         own = [m.seed for m in self.models] if seeds is None else [seeds[i] for i in self.order]
         self.shuffles = Shuffles(own, self.data.sizes, self.device)
         self.num_data = self.data.counts.to(self.dtype)
+        self._each_row = 1 / self.num_data
         self.num_steps = -(-self.data.size // self.batch_size)
 
     def _load_rates(self, lr: Rates, ratio: Rates) -> None:
@@ -168,9 +170,8 @@ class Population:
         # What the kernels read: the rates of this epoch, and how far λ may move before the next
         # look at the depths.
         self._factors = (1.0, 1.0)  # of the weights' rates and of λ's
-        self._lr = self.rates.to(self.device, copy=True)
-        self._depth_lr = self.depth_rates.to(self.device, copy=True)
-        self._movement = torch.zeros_like(self._depth_lr)
+        self._lr = torch.stack([self.rates, self.depth_rates]).to(self.device)
+        self._movement = torch.zeros_like(self._lr[0])
         self._most = 0.0  # the longest way of λ over its rate, as `_movement` has it
 
     def _build(self) -> None:
@@ -278,11 +279,8 @@ class Population:
         self._log_prior = prior.masked_fill(prior.isinf(), 0.0).to(device, self.dtype).t()
         self._levels = levels.to(device)
         firsts = torch.tensor(self.firsts, device=device)
-        self._has_head = self._levels >= firsts[:, None]  # (members, depth)
-        self._columns_of = {
-            id(block): torch.tensor([d - 1 for d in block.depths], device=device)
-            for block in self.blocks
-        }
+        has_head = self._levels >= firsts[:, None]  # (members, depth)
+        self._paces = Paces(self.blocks, has_head, self.shares_head)
         if "val" in self.sets:
             for name, tensor in self.network.buffers().items():
                 self.best_buffers.setdefault(name, tensor.clone())
@@ -331,8 +329,8 @@ class Population:
         """One pass of every member over its data, its scores, and the best epoch so far."""
         factors = self._factors_of(self.epoch)
         if factors != self._factors:
-            self._lr.copy_(self.rates * factors[0])
-            self._depth_lr.copy_(self.depth_rates * factors[1])
+            self._lr[0].copy_(self.rates * factors[0])
+            self._lr[1].copy_(self.depth_rates * factors[1])
             self._factors = factors
         self.shuffles.send()
         self._cursor.zero_()
@@ -430,20 +428,20 @@ class Population:
         with torch.enable_grad():
             log_q = self.depths.log_q(leaves, support).to(self.dtype).t()
         slopes = self._slopes(log_q.detach(), log_lik, weights, batch)
-        takes = self._check(slopes.terms, takes)
+        takes = self._check(ElboTerms(*slopes.terms.unbind(0)), takes)
         active = support & takes[:, None]  # (members, depth)
         self.network.backward(self.likelihood.backward(slopes.log_lik), active.t())
         self.costs.backward(slopes.hidden_kl, slopes.head_kl)
         self._depth_backward(log_q, leaves, slopes.log_q)
+        keeps = takes[:, None].to(BITS[self.dtype]).neg_()
         for block in self.blocks:
             # A member whose loss is no number has gradients that are none either.
-            block.grad.masked_fill_(~takes[block.members, None], 0.0)
+            block.keep_grad(keeps)
         if self.clip is not None:
             self._clip(self.clip)
-        for block in self.blocks:
-            self._move(block, self._active_rows(block, active, takes))
-        terms = torch.stack(list(slopes.terms), 1).double()
-        self._sums += torch.where(takes[:, None], terms, 0.0)
+        for block, pace, rows in self._paces(self.optimizer, self._lr, active, takes):
+            self._move(block, pace, rows)
+        self._sums += torch.where(takes, slopes.terms, 0.0).t()
         self._taken += takes
         self._cursor += size
 
@@ -479,7 +477,7 @@ class Population:
         members along a last one.
         """
         hidden_kl, head_kl = self.costs.kl()
-        depth, num_data = log_q.shape[0], self.num_data
+        depth = log_q.shape[0]
         cumulative = self.models[0].cumulative_heads and not self.shares_head
         # The batch of b rows counts n/b times; b is less than the tensor's size if it is padded.
         share = 1 / batch.clamp(min=1)
@@ -490,18 +488,18 @@ class Population:
             self._log_prior,
             hidden_kl,
             head_kl.expand(depth, -1),  # a shared head is part of every depth's cost
-            num_data * (share * log_lik.shape[2]),  # type: ignore[arg-type]
+            self.num_data * (share * log_lik.shape[2]),  # type: ignore[arg-type]
             None,
             cumulative,
         )
         hidden, heads = elbo_.shares(sums.q, depth, head_kl.shape[0], cumulative)
-        column = -(sums.q * share)[..., None]
+        column = (sums.q * -share)[..., None]
         return Slopes(
-            ElboTerms(*((sums.q * part).sum(0) for part in sums[1:])),
+            torch.stack(sums[1:]).mul_(sums.q).sum(1),
             column if weights is None else column * weights,
-            sums.log_q_gradient(-1 / num_data, 1 / num_data, 1 / num_data),
-            hidden / num_data,
-            heads / num_data if heads.dim() > 1 else heads[:, None] / num_data,
+            sums.log_q_gradient(-1, 1, 1) * self._each_row,
+            hidden * self._each_row,
+            (heads if heads.dim() > 1 else heads[:, None]) * self._each_row,
         )
 
     def _check(self, terms: ElboTerms, takes: Tensor) -> Tensor:
@@ -530,20 +528,10 @@ class Population:
         for block in self.blocks:
             block.grad.mul_(factor[block.members, None])
 
-    def _active_rows(self, block: Block, active: Tensor, takes: Tensor) -> Tensor:
-        """Which rows of a block move, `(rows, members)`."""
-        shared = block.role == "heads" and self.shares_head
-        if shared or block.role in ("depth", "likelihood"):
-            return takes[block.members][None]
-        whole = active if block.role == "hidden" else active & self._has_head
-        return whole.index_select(1, self._columns_of[id(block)]).t()
-
-    def _move(self, block: Block, rows: Tensor) -> None:
-        is_depth = block.role == "depth"
-        lr = (self._depth_lr if is_depth else self._lr)[block.members]
-        self.optimizer.update(
-            block.value, block.grad, block.state, block.steps, rows, lr, decays=not is_depth
-        )
+    def _move(self, block: Block, pace: Sequence[Tensor], rows: Tensor) -> None:
+        """Move the active rows `(rows, members)` of a block."""
+        decays = block.role != "depth"
+        self.optimizer.update(block.value, block.grad, block.state, pace, decays)
         if block.average is not None:
             assert self.average is not None
             # A short memory at first, so that the average does not linger at the first weights.
@@ -634,9 +622,9 @@ class Population:
 
 
 class Slopes(NamedTuple):
-    """The terms of 𝓛(q), `(members,)` each, and the slopes of the loss −𝓛(q)/n."""
+    """The terms of 𝓛(q) and the slopes of the loss −𝓛(q)/n."""
 
-    terms: ElboTerms
+    terms: Tensor  # expected log-likelihood, depth KL and weight KL, (3, members)
     log_lik: Tensor  # in log p(y_i; Ω_ℓ(x_i)), broadcastable to (depth, members, batch)
     log_q: Tensor  # in log q(ℓ), (depth, members)
     hidden_kl: Tensor  # in the KL of hidden layers, (depth, members)

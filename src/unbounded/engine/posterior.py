@@ -27,7 +27,7 @@ class DepthPosteriors:
     """The depth posteriors of members that are sorted by `reach_order`."""
 
     def __init__(self, models: Sequence["UDN"], make_block: MakeBlock, device: torch.device):
-        self.device = device
+        self._none = torch.zeros(0, device=device)
         self.runs: list[Run] = []
         start = 0
         while start < len(models):
@@ -53,8 +53,7 @@ class DepthPosteriors:
 
     def values(self, source: str = "value") -> list[Tensor]:
         """λ of each run, `(members, numbers)`, from the blocks' tensor of that name."""
-        none = torch.zeros(0, device=self.device)
-        return [none if r.block is None else getattr(r.block, source)[0] for r in self.runs]
+        return [self._none if r.block is None else getattr(r.block, source)[0] for r in self.runs]
 
     def max_depths(self, values: Sequence[Tensor], size: int) -> Tensor:
         """m(q) of each member, `(members,)`; above `size`, any number above it."""
