@@ -115,6 +115,14 @@ def trainer(monkeypatch):
     return found
 
 
+@pytest.fixture
+def _ctrl_c():
+    """SIGINT as at a terminal; it is ignored in what a shell runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     study.add_arguments(parser)
@@ -327,6 +335,7 @@ def test_minutes_are_for_all_runs_together(tmp_path, trainer, capsys, monkeypatc
     assert trainer.names[3:] == ["20-all-seed0"]  # it ended late: no other is begun
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_study_says_what_is_kept(tmp_path, trainer, capsys, number):
     def interrupt(run):
@@ -480,6 +489,16 @@ with interruptible():
 """
 
 
+def test_a_request_to_end_counts_where_ctrl_c_does_not():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with jobs.interruptible(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_it_ends_the_others_end_too(tmp_path, number):
     """Ctrl-C, a request to end, or a sudden death: what runs saves itself, no more are begun."""

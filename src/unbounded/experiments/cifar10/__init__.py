@@ -159,8 +159,12 @@ def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: s
 
 def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
+    from unbounded.data import cifar10
+
     results = {run.name: (run, study.result(run)) for run in runs}
     start = time.monotonic()
+    if runs:
+        cifar10.load(options.data)  # so that a download comes once, and an error too
 
     def command(name: str) -> list[str]:
         left = options.minutes
