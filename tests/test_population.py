@@ -848,6 +848,34 @@ def test_an_epoch_can_be_captured(layers, likelihood, options):
     assert mode.seen, "the mode would have noticed"
 
 
+def test_all_heads_as_one_product_give_the_same(monkeypatch):
+    """As on a GPU, where fewer kernels matter more than caches."""
+
+    def train() -> list[ub.UDN]:
+        models = [udn(s, ub.TruncatedPoisson(1.0 + s)) for s in range(3)]
+        population = Population(
+            models, classes(0), validation=held_out(0), batch_size=40, lr=0.02, depth_lr_ratio=8.0
+        )
+        for _ in range(4):
+            population.run_epoch()
+        population.finish()
+        return models
+
+    apart = train()
+    asked = []
+
+    def joint(self, x):
+        asked.append(self.extent.uniform)
+        return True
+
+    monkeypatch.setattr(DenseStack, "_joint", joint)
+    at_once = train()
+    assert asked
+    assert all(asked), "this path is for members that all may have every depth"
+    for one, other in zip(apart, at_once, strict=True):
+        assert_same(one, other, 1e-11)
+
+
 def test_extent_says_who_runs_which_layer():
     extent = Extent([None, 4, 3, 3, 1], [1, 1, 3, 3, 1], 5)
     assert extent.counts == [5, 4, 4, 2, 1]

@@ -17,9 +17,8 @@ from unbounded.layers import Dense, Layers
 
 
 class _Head(NamedTuple):
-    """What one depth's heads read and write in a forward pass; `rows` are the members with one."""
+    """What one depth's heads read and write in a forward pass; rows are the members with one."""
 
-    rows: slice
     weight: Tensor  # (rows, out, width)
     bias: Tensor  # (rows, out, 1)
     state: Tensor  # (rows, width, batch)
@@ -79,43 +78,51 @@ class DenseStack(NetworkStack):
         self._forward: dict[tuple[str, int], list[_Layer]] = {}
         self._backward: dict[int, list[_Slopes]] = {}
         self._input: Tensor | None = None
+        # Products straight into packed rows are slow on a CPU. There the weights' gradients have
+        # tensors of their own, from which they are copied for all depths at once.
+        self._staged: dict[int, tuple[Tensor, Tensor]] = {}
+        for block in blocks:
+            adds_up = block.role == "heads" and self.layers.shares_head
+            if block.role in ("hidden", "heads") and not (block.grad.is_cuda or adds_up):
+                packed = block.shape.unpack(block.grad)["weight"]
+                self._staged[id(block)] = packed, packed.new_zeros(packed.shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states stay in a buffer for `backward`."""
         extent = self.extent
         self._input = x
         states = self._states(x)
-        joint = self._joint(x)
+        found, joint = self._found(x), self._joint(x)
+        key = ("value", x.shape[1])
+        if key not in self._forward:
+            self._forward[key] = self._layers(states, None if joint else found, "value")
+        self._run(self._forward[key], x)
+        if joint:
+            weight, bias = self._all_heads("value")
+            torch.baddbmm(
+                bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=found.flatten(0, 1)
+            )
+            return found.mT
         # (depth, class, member, batch) in memory: all rows of a class side by side, which the
         # softmax of many rows over few classes likes best.
         shape = (extent.depth, self.layers.out_features, *x.shape[:2])
-        outputs = None if joint else self._buffer("outputs", x, shape)
-        key = ("value", x.shape[1])
-        if key not in self._forward:
-            places = None if outputs is None else outputs.transpose(1, 2)
-            self._forward[key] = self._layers(states, places, "value")
-        self._run(self._forward[key], x)
-        if outputs is not None:
-            return outputs.permute(0, 2, 3, 1)
-        weight, bias = self._all_heads("value")
-        shape = (weight.shape[0], self.layers.out_features, x.shape[1])
-        outputs = self._buffer("joint", x, shape)
-        torch.baddbmm(bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=outputs)
-        return outputs.mT.unflatten(0, (extent.depth, extent.members))
+        outputs = self._buffer("outputs", x, shape)
+        return outputs.copy_(found.transpose(1, 2)).permute(0, 2, 3, 1)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, source: str) -> Tensor:
         """The same without keeping hidden states: two buffers take turns."""
         extent, members, batch = self.extent, *x.shape[:2]
-        shape = (members, extent.depth, self.layers.out_features, batch)
-        outputs = self._buffer("scored", x, shape)
+        found = self._found(x)
         key = (f"scored {source}", batch)
         if key not in self._forward:
             turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
             states = [turns[level % 2] for level in range(extent.depth)]
-            self._forward[key] = self._layers(states, outputs.transpose(0, 1), source)
+            self._forward[key] = self._layers(states, found, source)
         self._run(self._forward[key], x)
-        return outputs.permute(1, 0, 3, 2)
+        shape = (members, extent.depth, self.layers.out_features, batch)
+        outputs = self._buffer("scored", x, shape)
+        return outputs.copy_(found.transpose(0, 1)).permute(1, 0, 3, 2)
 
     def _run(self, layers: Sequence[_Layer], x: Tensor) -> None:
         for layer in layers:
@@ -124,7 +131,7 @@ class DenseStack(NetworkStack):
             self._activate(layer.state)
             head = layer.head
             if head is not None:
-                head.output.copy_(torch.baddbmm(head.bias, head.weight, head.state))
+                torch.baddbmm(head.bias, head.weight, head.state, out=head.output)
 
     @torch.no_grad()
     def backward(self, grad: Tensor, active: Tensor) -> None:
@@ -134,7 +141,7 @@ class DenseStack(NetworkStack):
         if self._joint(x):
             self._all_heads_backward(grad, self._states(x), self._signals(x))
         elif self.layers.shares_head:
-            for tensor in self._head(1, "grad", slice(0, self.extent.members)):
+            for tensor in self._views(*self.heads[1], "grad").values():
                 tensor.zero_()
         if x.shape[1] not in self._backward:
             self._backward[x.shape[1]] = self._slopes(x)
@@ -153,6 +160,8 @@ class DenseStack(NetworkStack):
                 before = x[: layer.signal.shape[0]]
             _store(layer.weight_grad, layer.signal_t, before)
             torch.sum(layer.signal, 1, out=layer.bias_grad)
+        for packed, staged in self._staged.values():
+            packed.copy_(staged)
 
     def _head_backward(self, head: _HeadSlopes, grad: Tensor, transposed: Tensor) -> None:
         """The heads of one depth, from ∂/∂Ω `(members, batch, out)` and its transpose."""
@@ -196,7 +205,7 @@ class DenseStack(NetworkStack):
             if rows is not None and outputs is not None:
                 head_weight, head_bias = self._head(level, source, rows)
                 place = outputs[level - 1, rows]
-                head = _Head(rows, head_weight, head_bias.unsqueeze(2), state[rows].mT, place)
+                head = _Head(head_weight, head_bias.unsqueeze(2), state[rows].mT, place)
             layers.append(_Layer(before, weight.mT, bias.unsqueeze(1), state[:count], head))
         return layers
 
@@ -216,7 +225,7 @@ class DenseStack(NetworkStack):
                     weight,
                     states[level - 1, rows],
                     signal[rows],
-                    *self._head(level, "grad", rows),
+                    *self._grads(*self.heads[1 if self.layers.shares_head else level], rows),
                 )
             if slopes:
                 reached = slopes[-1].signal.shape[0]
@@ -230,7 +239,7 @@ class DenseStack(NetworkStack):
                     behind,
                     states[level - 1, :count],
                     None if level == 1 else states[level - 2, :count],
-                    *self._hidden(level, "grad", count),
+                    *self._grads(*self.hidden[level], slice(0, count)),
                     head,
                 )
             )
@@ -244,6 +253,11 @@ class DenseStack(NetworkStack):
         """The hidden states in training, `(depth, members, batch, width)`."""
         shape = (self.extent.depth, *x.shape[:2], self.layers.width)
         return self._buffer("states", x, shape)
+
+    def _found(self, x: Tensor) -> Tensor:
+        """The heads' outputs as they are found, `(depth, members, out, batch)`."""
+        shape = (self.extent.depth, x.shape[0], self.layers.out_features, x.shape[1])
+        return self._buffer("found", x, shape)
 
     def _signals(self, x: Tensor) -> Tensor:
         """The gradients in them: of all depths where the heads' come first, else of two in turn."""
@@ -261,10 +275,18 @@ class DenseStack(NetworkStack):
         named = self._views(*self.heads[1 if self.layers.shares_head else level], source)
         return named["weight"][rows], named["bias"][rows]
 
+    def _grads(self, block: Block, row: int, rows: slice) -> tuple[Tensor, Tensor]:
+        """Where the gradients of weights `(rows, out, in)` and biases `(rows, out)` go."""
+        named = self._views(block, row, "grad")
+        weight = self._staged[id(block)][1][row] if id(block) in self._staged else named["weight"]
+        return weight[rows], named["bias"][rows]
+
     def _all_heads(self, source: str) -> tuple[Tensor, Tensor]:
         """Weights and biases of all heads, members along the same axis as depths."""
         block, _ = self.heads[1]
         named = block.shape.unpack(getattr(block, source).flatten(0, 1))
+        if source == "grad" and id(block) in self._staged:
+            return self._staged[id(block)][1].flatten(0, 1), named["bias"]
         return named["weight"], named["bias"]
 
     def _views(self, block: Block, row: int, source: str) -> dict[str, Tensor]:
@@ -296,10 +318,8 @@ class DenseStack(NetworkStack):
 
 
 def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """target = left @ right, where target is a view into packed rows."""
-    if target.is_cuda:
-        torch.bmm(left, right, out=target)
-    elif left.shape[1] > right.shape[2]:
+    """target = left @ right."""
+    if left.shape[1] > right.shape[2] and not target.is_cuda:
         target.mT.copy_(torch.bmm(right.mT, left.mT))  # several times as fast if `right` is narrow
     else:
-        target.copy_(torch.bmm(left, right))  # faster than strided output with several threads
+        torch.bmm(left, right, out=target)
