@@ -185,7 +185,7 @@ class _Entry:
         self.terms = torch.stack([term.detach() for term in gradient.terms])
         self.grads = [(p, p.grad) for p in parameters if p.grad is not None]
         # Tensors from outside that the graph reads must outlive it, caches above all.
-        self._kept = [gradient.active, gradient.posterior, *_tensors(model), *_tensors(model.depth)]
+        self._kept = [gradient.active, *_tensors(model), *_tensors(model.depth)]
 
 
 def _tensors(module: nn.Module) -> list[Any]:

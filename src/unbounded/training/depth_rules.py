@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -51,12 +51,13 @@ class RateAscent(DepthRule):
     left it. Here the speed does not depend on the size of the gradient or on a schedule of
     learning rates, so λ keeps up with what the depths are worth, upwards and downwards.
 
-    Depths beyond the last layer that is born count as good as the last one and a layer dearer
-    each: a newborn residual block passes its input on.
+    A depth that came into the support less than `memory` steps ago counts as good as the deepest
+    grown one, and so do depths beyond the support, each a layer dearer: a newborn head predicts
+    badly for a while, and λ would shrink back from every birth before it could show its worth.
 
     Args:
         speed: the largest change of log λ in a step.
-        memory: how many steps the running mean remembers.
+        memory: how many steps the running mean remembers, and until when a depth is young.
         candidates: how many members are compared, odd.
     """
 
@@ -98,8 +99,11 @@ class RateAscent(DepthRule):
         model, num_data = gradient.model, gradient.num_data
         part = slice(first - 1, last)
         mean, seen = self._mean[part], self._seen[part]
-        seen.add_(1).clamp_(max=self.memory)
-        mean.add_((gradient.log_lik.double() - mean) / seen)
+        self._seen[last:].zero_()  # who leaves the support comes back as young
+        seen.add_(1)
+        # Weights that grow with the steps forget how a depth began; then a plain memory.
+        mean.add_((gradient.log_lik.double() - mean) * (2 / (seen + 1)).clamp(min=1 / self.memory))
+        value = self._value(mean, seen)
         cost = elbo.weight_cost(
             gradient.hidden_kl.double(),
             gradient.head_kl.double(),
@@ -110,17 +114,25 @@ class RateAscent(DepthRule):
         further = torch.arange(1, margin + 1, dtype=torch.float64, device=mean.device)
         worth = torch.cat(
             [
-                num_data * mean - cost,
-                num_data * mean[-1] - cost[-1] - further * gradient.hidden_kl[-1].double(),
+                num_data * value - cost,
+                num_data * value[-1] - cost[-1] - further * gradient.hidden_kl[-1].double(),
             ]
         )
         worth = worth + self._log_prior[first - 1 : last + margin]
-        raw, log_q = model.depth.members(self._factors, last + margin)  # type: ignore[operator]
+        family: Any = model.depth
+        raw, log_q = family.members(self._factors, last + margin)
         log_q = log_q[:, first - 1 :]
         bound = (log_q.exp() * (worth - log_q.where(log_q > -math.inf, 0.0))).sum(1)
         # Ties go to the middle: where nothing is to be gained λ stays.
         bound[self.candidates // 2] += 1e-9 * bound.abs().max()
-        model.depth.raw_rate.copy_(raw.gather(0, bound.argmax(0, keepdim=True))[0])
+        family.raw_rate.copy_(raw.gather(0, bound.argmax(0, keepdim=True))[0])
+
+    def _value(self, mean: Tensor, seen: Tensor) -> Tensor:
+        """L_ℓ `(depth,)`: the running means, of young depths at least that of the last grown."""
+        grown = seen > self.memory
+        places = torch.arange(len(seen), device=seen.device)
+        last = torch.where(grown, places, 0).amax(0, keepdim=True)  # the first, if none is grown
+        return torch.where(grown, mean, torch.maximum(mean, mean.gather(0, last)))
 
     def state(self) -> dict[str, Tensor]:
         """The running means and over how many steps they go."""
