@@ -124,16 +124,6 @@ class Block:
         self.best = None if self.best is None else torch.cat([self.best, born])
         self.average = None if self.average is None else torch.cat([self.average, born])
 
-    def keep_grad(self, keeps: Tensor) -> None:
-        """Make the gradients 0 of all members but some, even if they are NaN.
-
-        Args:
-            keeps: −1 (all bits set) for those whose gradients stay, else 0: `(members, 1)`.
-        """
-        mine = keeps[self.members] if self.value.shape[1] < keeps.shape[0] else keeps
-        # Ten times as fast as a masked fill, whose mask changes along the wrong axis.
-        self.grad.view(keeps.dtype).bitwise_and_(mine)
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that outlives a step, by name."""
         yield "value", self.value

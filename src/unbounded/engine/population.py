@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import elbo as elbo_
-from unbounded.elbo import ElboTerms
 from unbounded.engine import births, members
 from unbounded.engine.blocks import BITS, Block, Shape, pack
 from unbounded.engine.costs import WeightCosts
@@ -281,6 +280,8 @@ class Population:
         firsts = torch.tensor(self.firsts, device=device)
         has_head = self._levels >= firsts[:, None]  # (members, depth)
         self._paces = Paces(self.blocks, has_head, self.shares_head)
+        bits = BITS[self.dtype]
+        self._grad_bits = [(block.grad.view(bits), block.members) for block in self.blocks]
         if "val" in self.sets:
             for name, tensor in self.network.buffers().items():
                 self.best_buffers.setdefault(name, tensor.clone())
@@ -428,15 +429,12 @@ class Population:
         with torch.enable_grad():
             log_q = self.depths.log_q(leaves, support).to(self.dtype).t()
         slopes = self._slopes(log_q.detach(), log_lik, weights, batch)
-        takes = self._check(ElboTerms(*slopes.terms.unbind(0)), takes)
+        takes = self._check(slopes.terms, takes)
         active = support & takes[:, None]  # (members, depth)
         self.network.backward(self.likelihood.backward(slopes.log_lik), active.t())
         self.costs.backward(slopes.hidden_kl, slopes.head_kl)
         self._depth_backward(log_q, leaves, slopes.log_q)
-        keeps = takes[:, None].to(BITS[self.dtype]).neg_()
-        for block in self.blocks:
-            # A member whose loss is no number has gradients that are none either.
-            block.keep_grad(keeps)
+        self._drop_gradients(takes)
         if self.clip is not None:
             self._clip(self.clip)
         for block, pace, rows in self._paces(self.optimizer, self._lr, active, takes):
@@ -480,7 +478,7 @@ class Population:
         depth = log_q.shape[0]
         cumulative = self.models[0].cumulative_heads and not self.shares_head
         # The batch of b rows counts n/b times; b is less than the tensor's size if it is padded.
-        share = 1 / batch.clamp(min=1)
+        share = batch.clamp(min=1).reciprocal()
         counted = log_lik if weights is None else log_lik * weights
         sums = elbo_.sums(
             log_q,
@@ -502,14 +500,13 @@ class Population:
             (heads if heads.dim() > 1 else heads[:, None]) * self._each_row,
         )
 
-    def _check(self, terms: ElboTerms, takes: Tensor) -> Tensor:
+    def _check(self, terms: Tensor, takes: Tensor) -> Tensor:
         """Members whose loss is no number stop here, before anything of theirs is moved."""
-        losses = terms.loss(self.num_data)  # type: ignore[arg-type]
-        bad = takes & ~torch.isfinite(losses)
-        failed = self.state["failed"]
+        still = takes & torch.isfinite(terms.sum(0))
+        bad, failed = takes ^ still, self.state["failed"]
         failed.copy_(torch.where(bad, self.state["step"], failed))
-        self.state["alive"] &= ~bad
-        return takes & ~bad
+        self.state["alive"] ^= bad
+        return still
 
     def _depth_backward(self, log_q: Tensor, leaves: Sequence[Tensor], slope: Tensor) -> None:
         if not self.depths.blocks:
@@ -519,6 +516,14 @@ class Population:
             if run.block is not None:
                 assert grad is not None
                 run.block.grad[0].copy_(grad)
+
+    def _drop_gradients(self, takes: Tensor) -> None:
+        """A member whose loss is no number has gradients that are none either: zeros instead."""
+        # −1 has all bits set, 0 none. Ten times as fast as a masked fill, whose mask changes
+        # along the wrong axis.
+        keeps = takes[:, None].to(BITS[self.dtype]).neg_()
+        for bits, rows in self._grad_bits:
+            bits.bitwise_and_(keeps[rows])
 
     def _clip(self, largest: float) -> None:
         squares = torch.zeros_like(self.num_data)
