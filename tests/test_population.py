@@ -34,6 +34,7 @@ from unbounded.engine.depths import (
 )
 from unbounded.engine.networks import VmapStack
 from unbounded.engine.population import OutgrownError
+from unbounded.engine.scores import score_epoch
 from unbounded.engine.stacks import Extent
 from unbounded.files import FileError
 from unbounded.priors import WeightPrior
@@ -824,7 +825,7 @@ def test_an_epoch_can_be_captured(layers, likelihood, options):
         for index, block in enumerate(population.blocks):
             tensors |= {f"{index}.{name}": tensor for name, tensor in block.tensors()}
             tensors[f"{index}.grad"] = block.grad
-        inner = ("_cursor", "_sums", "_taken", "_status", "_lr", "_movement")
+        inner = ("_cursor", "sums", "taken", "_status", "_lr", "_movement")
         tensors |= {name: getattr(population, name) for name in inner}
         tensors["orders"] = population.shuffles.orders
         return {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -832,7 +833,7 @@ def test_an_epoch_can_be_captured(layers, likelihood, options):
     before = places()
     for part in (
         lambda: population._step(BATCH),
-        population._score,
+        lambda: score_epoch(population),
         population._look,
     ):
         population._cursor.zero_()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unbounded import elbo as elbo_
 from unbounded.engine import births, members
 from unbounded.engine.blocks import BITS, Block, Shape, pack
+from unbounded.engine.checks import check_models, check_options
 from unbounded.engine.costs import WeightCosts
 from unbounded.engine.data import Rows, Shuffles, gather
 from unbounded.engine.graphs import Runner
@@ -24,6 +25,7 @@ from unbounded.engine.networks import VmapStack, network_stack
 from unbounded.engine.optim import Adam, Optimizer
 from unbounded.engine.paces import Paces
 from unbounded.engine.posterior import DepthPosteriors, reach_order
+from unbounded.engine.scores import score_epoch
 from unbounded.engine.stacks import Extent, Templates
 from unbounded.training.optimizers import DEPTH_LR_RATIO
 
@@ -37,8 +39,6 @@ Schedule = Callable[[int], float]
 _MOVEMENT = 0.5
 # How far beyond the allocated depth the device can tell the support's end.
 _SIGHT = 8
-# Rows times members scored at a time: large for a GPU's many units, small for a CPU's caches.
-_SCORED = {"cuda": 1 << 21, "cpu": 1 << 14}
 _TERMS = ("elbo", "expected_log_lik", "depth_kl", "weight_kl")
 _COLUMNS = (*_TERMS, "depth_mean", "max_depth", "num_layers")
 
@@ -97,8 +97,8 @@ class Population:
         graphs: bool | None = None,
         spare: int | None = None,
     ):
-        _check_models(models)
-        _check_options(select, patience, clip, average, validation)
+        check_models(models)
+        check_options(select, patience, clip, average, validation)
         self.optimizer: Optimizer = Adam() if optimizer is None else optimizer
         self.schedule, self.depth_schedule = schedule, depth_schedule
         self.select, self.patience = select, patience
@@ -216,8 +216,8 @@ class Population:
         }
         self.best_buffers: dict[str, Tensor] = {}
         self._cursor = torch.zeros((), dtype=torch.long, device=device)
-        self._sums = torch.zeros(count, 3, dtype=torch.float64, device=device)
-        self._taken = torch.zeros(count, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(count, 3, dtype=torch.float64, device=device)
+        self.taken = torch.zeros(count, dtype=torch.float64, device=device)
         self._status = torch.zeros(3, dtype=torch.float64, device=device)
 
     def allocate(self, depth: int) -> None:
@@ -276,9 +276,9 @@ class Population:
         prior = torch.stack([m.depth_prior.log_prob(levels) for m in self.models])
         # Depths that a bounded prior leaves out have no mass under q either: any number will do.
         self._log_prior = prior.masked_fill(prior.isinf(), 0.0).to(device, self.dtype).t()
-        self._levels = levels.to(device)
+        self.levels = levels.to(device)
         firsts = torch.tensor(self.firsts, device=device)
-        has_head = self._levels >= firsts[:, None]  # (members, depth)
+        has_head = self.levels >= firsts[:, None]  # (members, depth)
         self._paces = Paces(self.blocks, has_head, self.shares_head)
         bits = BITS[self.dtype]
         self._grad_bits = [(block.grad.view(bits), block.members) for block in self.blocks]
@@ -335,8 +335,8 @@ class Population:
             self._factors = factors
         self.shuffles.send()
         self._cursor.zero_()
-        self._sums.zero_()
-        self._taken.zero_()
+        self.sums.zero_()
+        self.taken.zero_()
         tail = self.data.size % self.batch_size
         stride = self._stride(factors[1])
         for done in range(self.num_steps):
@@ -348,7 +348,7 @@ class Population:
                 self._runner("step", lambda: self._step(self.batch_size))
         if not math.isfinite(self.optimizer.longest_step):
             self._reach()  # the last step may have taken λ anywhere
-        self._runner("score", self._score)
+        self._runner("score", lambda: score_epoch(self))
         self.epoch += 1
         self.shuffles.draw()  # while the device is busy
         self._reach()
@@ -439,8 +439,8 @@ class Population:
             self._clip(self.clip)
         for block, pace, rows in self._paces(self.optimizer, self._lr, active, takes):
             self._move(block, pace, rows)
-        self._sums += torch.where(takes, slopes.terms, 0.0).t()
-        self._taken += takes
+        self.sums += torch.where(takes, slopes.terms, 0.0).t()
+        self.taken += takes
         self._cursor += size
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -459,9 +459,9 @@ class Population:
         state = self.state
         last = self.depths.max_depths([value.detach() for value in values], self.depth + 1)
         state["outgrown"] |= (takes & (last > self.depth)).any()
-        support = self._levels <= last[:, None]
+        support = self.levels <= last[:, None]
         state["step"] += takes
-        newborn = support & takes[:, None] & (self._levels > state["born"][:, None])
+        newborn = support & takes[:, None] & (self.levels > state["born"][:, None])
         state["births"].add_(newborn * state["step"][:, None])
         state["born"].copy_(torch.where(takes, state["born"].maximum(last), state["born"]))
         return support
@@ -544,87 +544,6 @@ class Population:
             share = torch.where(rows, 1 - decay, 0.0).to(self.dtype)
             block.average.lerp_(block.value, share[..., None])
 
-    # Scores -------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _score(self) -> None:
-        """This epoch's row of the history, and the best epoch so far."""
-        state = self.state
-        state["epochs"] += state["alive"]
-        source = "value" if self.average is None else "average"
-        values = self.depths.values(source)
-        last = self.depths.max_depths(values, self.depth + 1)
-        q = self.depths.log_q(values, self._levels <= last[:, None]).exp()
-        # As in `UDN.support`: depths that no step has reached yet are left out.
-        usable = self._levels <= last.minimum(state["born"])[:, None]
-        log_q = self.depths.log_q(values, usable).to(self.dtype)
-        terms = self._sums / self._taken.clamp(min=1)[:, None]
-        named = {
-            "elbo": terms[:, 0] - terms[:, 1] - terms[:, 2],
-            "expected_log_lik": terms[:, 0],
-            "depth_kl": terms[:, 1],
-            "weight_kl": terms[:, 2],
-            "depth_mean": (q * self._levels).sum(1),
-            "max_depth": last.double(),
-            "num_layers": state["born"].double(),
-        }
-        likelihood = self.likelihood.likelihood
-        for name, data in self.sets.items():
-            score, log_score = self._score_set(data, log_q, source)
-            named[f"{name}_{likelihood.score_name}"] = score
-            named[f"{name}_log_score"] = log_score
-        state["row"].copy_(torch.stack([named[column] for column in self.columns], 1))
-        if "val" in self.sets:
-            log_score = named["val_log_score"]
-            score = named[f"val_{likelihood.score_name}"]
-            if self.select == "log_score":
-                score = log_score
-            elif not likelihood.higher_is_better:
-                score = -score
-            self._keep_best(torch.stack([score, log_score], 1), source)
-
-    def _score_set(self, data: Rows, log_q: Tensor, source: str) -> tuple[Tensor, Tensor]:
-        """The mean score (before `finish_score`) and the mean log score, `(members,)` each."""
-        count = len(self.models)
-        totals = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
-        counted = torch.zeros(count, 1, dtype=torch.float64, device=self.device)
-        piece = max(256, min(8192, _SCORED[self.device.type] // count))
-        for start in range(0, data.size, piece):
-            x, y, weights = data.part(start, min(start + piece, data.size))
-            outputs = self.network.evaluate(x, source)
-            rows = self.likelihood.scores(outputs, log_q, y, source)  # (members, 2, rows)
-            if weights is None:
-                counted += rows.shape[2]
-            else:
-                counted += weights.sum(1, keepdim=True, dtype=torch.float64)
-                rows = torch.where(weights[:, None] > 0, rows * weights[:, None], 0.0)
-            totals += rows.sum(2, dtype=torch.float64)
-        means = totals / counted
-        return means[:, 0], means[:, 1]
-
-    def _keep_best(self, key: Tensor, source: str) -> None:
-        """Keep the members whose scores `(members, 2)` are the best so far; stop the hopeless."""
-        state = self.state
-        best, alive = state["best_key"], state["alive"]
-        better = (key[:, 0] > best[:, 0]) | ((key[:, 0] == best[:, 0]) & (key[:, 1] > best[:, 1]))
-        better = (better | (state["best_epoch"] == 0)) & alive
-        pairs = [
-            (state["best_key"], key),
-            (state["best_epoch"], state["epochs"]),
-            (state["best_born"], state["born"]),
-            (state["best_row"], state["row"]),
-        ]
-        pairs += [(self.best_buffers[name], now) for name, now in self.network.buffers().items()]
-        for kept, now in pairs:
-            kept.copy_(torch.where(better.view(-1, *[1] * (now.dim() - 1)), now, kept))
-        for block in self.blocks:
-            assert block.best is not None
-            mask = better[block.members, None]
-            block.best.copy_(torch.where(mask, getattr(block, source), block.best))
-        state["bad_epochs"].copy_(torch.where(better, 0, state["bad_epochs"] + alive))
-        if self.patience is not None:
-            state["alive"] &= state["bad_epochs"] < self.patience
-
 
 class Slopes(NamedTuple):
     """The terms of 𝓛(q) and the slopes of the loss −𝓛(q)/n."""
@@ -634,50 +553,3 @@ class Slopes(NamedTuple):
     log_q: Tensor  # in log q(ℓ), (depth, members)
     hidden_kl: Tensor  # in the KL of hidden layers, (depth, members)
     head_kl: Tensor  # in the KL of heads, (depth, members) or (1, members)
-
-
-def _check_models(models: Sequence["UDN"]) -> None:
-    if not models:
-        raise ValueError("a population needs at least one model")
-    first = models[0]
-    if len({id(model) for model in models}) < len(models):
-        raise ValueError("a model is in the population twice: each member needs its own")
-    for index, model in enumerate(models):
-        for what, one, other in (
-            ("layers", _description(model.layers), _description(first.layers)),
-            ("likelihood", _description(model.likelihood), _description(first.likelihood)),
-            ("dtype", model.anchor.dtype, first.anchor.dtype),
-            ("cumulative_heads", model.cumulative_heads, first.cumulative_heads),
-        ):
-            if one != other:
-                raise ValueError(
-                    f"a population has one architecture: member {index} has {what} {one}, "
-                    f"member 0 has {other}"
-                )
-
-
-def _check_options(
-    select: str, patience: int | None, clip: float | None, average: float | None, validation: Any
-) -> None:
-    if select not in ("score", "log_score"):
-        raise ValueError(f"select must be 'score' or 'log_score', got {select!r}")
-    if patience is not None and patience < 1:
-        raise ValueError(f"patience must be at least 1, got {patience}")
-    if patience is not None and validation is None:
-        raise ValueError("patience needs a validation set")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be positive, got {clip}")
-    if average is not None and not 0 < average < 1:
-        raise ValueError(f"average must be strictly between 0 and 1, got {average}")
-
-
-def _description(part: Any) -> Any:
-    """What tells two architectures apart: kind and arguments, as far as they can be known."""
-    try:
-        return type(part).__name__, sorted(part.config().items(), key=str)
-    except NotImplementedError:
-        pass
-    if isinstance(part, nn.Module):  # a likelihood of the user's own
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
-        return type(part).__name__, sorted(plain.items()), Shape.of(part)
-    return type(part).__name__, sorted(vars(part).items(), key=str)  # equal callables and sizes
