@@ -76,7 +76,10 @@ def run(options: argparse.Namespace) -> None:
         if options.one is not None:
             stop_with_parent()
             mine = [run for run in study.runs if run.name == options.one]
-            _train(study, mine, options, device)
+            try:
+                _train(study, mine, options, device)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("what it had saved stays") from None
             return
         try:
             wanted = study.prepare(resume=options.resume, again=options.again)
