@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[10, 21])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--compile", choices=["yes", "no", "both"], default="yes")
+    parser.add_argument("--tune", action="store_true", help="let cuDNN time its convolutions")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="also write the figures here, as JSON")
     options = parser.parse_args()
@@ -120,7 +121,7 @@ def main() -> None:
                 ("finite", ub.FixedDepth(depth)),
                 ("UDN", ub.TruncatedPoisson(rate_for(depth))),
             ):
-                engine = Graphs(compiles=compiles and device.type == "cuda")
+                engine = Graphs(compiles=compiles and device.type == "cuda", tunes=options.tune)
                 trainer = trainer_of(family, data, device, width, engine)
                 times = seconds(trainer, options.epochs, device)
                 medians[name] = sorted(times)[len(times) // 2]

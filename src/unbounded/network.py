@@ -56,7 +56,7 @@ class Network(nn.Module):
         super().__init__()
         self.shares_head = shares_head
         self._compiles = self._recomputes = False
-        self._compiled: dict[int, Run] = {}
+        self._compiled: dict[tuple[int, bool], Run] = {}
         self.hidden = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         self._active: dict[tuple[int, int], Active] = {}
@@ -99,7 +99,7 @@ class Network(nn.Module):
         """Drop what `active` remembers; called by whoever adds or removes modules."""
         self._active.clear()
         alive = {id(layer) for layer in self.hidden.values()}
-        self._compiled = {key: run for key, run in self._compiled.items() if key in alive}
+        self._compiled = {key: run for key, run in self._compiled.items() if key[0] in alive}
 
     def configure(self, *, compiles: bool | None = None, recomputes: bool | None = None) -> None:
         """Choose how layers are run while training; the results are the same to rounding.
@@ -141,10 +141,11 @@ class Network(nn.Module):
         try:
             for layer, run in zip(active.hidden, active.runs, strict=True):
                 depth += 1
-                if self.training:
+                if self.training and depth >= first:
                     hidden, mean = run(hidden)
-                    if depth >= first:
-                        features.append(mean)
+                    features.append(mean)
+                elif self.training:
+                    hidden = run(hidden)
                 else:
                     hidden = layer(hidden)
                     if depth >= first:
@@ -228,7 +229,7 @@ class Network(nn.Module):
         pools = not self.shares_head and _pools(hidden, heads)
         return Active(
             hidden,
-            [self._run_of(layer, pools) for layer in hidden],
+            [self._run_of(layer, pools and at >= first) for at, layer in enumerate(hidden, 1)],
             heads,
             _stackable(heads),
             not self.shares_head and _fusable(hidden, heads),
@@ -245,9 +246,10 @@ class Network(nn.Module):
         if self._recomputes:
             return _recomputing(layer, run)
         if self._compiles:
-            if id(layer) not in self._compiled:
-                self._compiled[id(layer)] = torch.compile(run, dynamic=False)
-            run = self._compiled[id(layer)]
+            key = (id(layer), pools)
+            if key not in self._compiled:
+                self._compiled[key] = torch.compile(run, dynamic=False)
+            run = self._compiled[key]
         return run
 
 

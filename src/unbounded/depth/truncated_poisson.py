@@ -80,16 +80,15 @@ class TruncatedPoisson(DepthFamily):
         return scores.log_softmax(0).to(self.raw_rate.dtype)
 
     @torch.no_grad()
-    def members(self, factors: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """The members with the rates λ·factors, all on depths 1 … depth, without a host read.
+    def members(self, factors: Tensor, depth: int) -> Tensor:
+        """log q of the members with the rates λ·factors, `(candidates, depth)`, no host read.
 
         Args:
             factors: `(candidates,)`, positive.
             depth: how far to look; deep enough for the supports of all of them.
 
         Returns:
-            `raw_rate` of each member, `(candidates,)`, and log q(ℓ) of each, `(candidates, depth)`,
-            −∞ outside of its own support.
+            log q(ℓ) of each for ℓ = 1 … depth, −∞ outside of its own support.
         """
         counts, log_factorials = self._counts(depth)
         rates = F.softplus(self.raw_rate.double()) * factors.double()
@@ -98,9 +97,13 @@ class TruncatedPoisson(DepthFamily):
         inside = mass.cumsum(1) - mass < self.quantile  # up to the δ-quantile and no further
         if self.limit is not None:
             inside &= counts < self.limit
-        log_q = log_poisson.where(inside, -torch.inf).log_softmax(1)
-        raw = rates + (-torch.expm1(-rates)).log()
-        return raw.to(self.raw_rate.dtype), log_q
+        return log_poisson.where(inside, -torch.inf).log_softmax(1)
+
+    @torch.no_grad()
+    def scale_rate(self, factor: Tensor) -> None:
+        """λ ← λ·factor, a scalar tensor, in place and without a host read."""
+        rate = F.softplus(self.raw_rate.double()) * factor.double()
+        self.raw_rate.copy_(rate + (-torch.expm1(-rate)).log())
 
     @torch.no_grad()
     def backward(self, log_probs: Tensor, grad: Tensor) -> None:

@@ -36,12 +36,21 @@ class Graphs(Engine):
         compiles: compile the layers, one by one (`Network.configure`). By default where they are
             convolutional, on a CUDA device.
         graphs: capture graphs; by default on a CUDA device.
+        tunes: let cuDNN time its convolutions and choose the fastest, when a shape is new. Two runs
+            may then choose differently and differ by rounding.
     """
 
-    def __init__(self, *, lag: int = 2, compiles: bool | None = None, graphs: bool | None = None):
+    def __init__(
+        self,
+        *,
+        lag: int = 2,
+        compiles: bool | None = None,
+        graphs: bool | None = None,
+        tunes: bool = False,
+    ):
         if lag < 0:
             raise ValueError(f"lag must be at least 0, got {lag}")
-        self.lag, self.compiles, self.graphs = lag, compiles, graphs
+        self.lag, self.compiles, self.graphs, self.tunes = lag, compiles, graphs, tunes
         self.captured = 0
         self.capture_seconds = 0.0
 
@@ -87,7 +96,11 @@ class Graphs(Engine):
         entry.fill(batch)
         captured = self._runner.captured
         started = time.perf_counter() if entry.runs < 2 else 0.0
-        self._runner(entry.name, entry.function)
+        if entry.runs < 2 and self.tunes:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+                self._runner(entry.name, entry.function)
+        else:
+            self._runner(entry.name, entry.function)
         entry.runs += 1
         if entry.runs <= 2 and self._runner.captures:
             torch.cuda.synchronize(model.anchor.device)

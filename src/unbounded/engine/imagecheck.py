@@ -3,8 +3,8 @@
 Trains a small convolutional UDN for some epochs, with births, and compares: CUDA graphs with the
 same kernels launched one by one, two runs with each other, a run that was cut in two at a
 checkpoint with one that was not, compiled layers with plain ones, and recomputing layers with
-plain ones. Prints one line a check and exits with 1 if one fails. Without a CUDA device the same code runs
-without graphs.
+plain ones. Prints one line a check and exits with 1 if one fails. Without a CUDA device the same
+code runs without graphs.
 """
 
 import argparse

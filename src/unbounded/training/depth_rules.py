@@ -42,8 +42,9 @@ class RateAscent(DepthRule):
     With the weights held fixed, 𝓛(λ) = Σ_ℓ q(ℓ; λ) [n·L_ℓ − KL_ℓ + log p(ℓ) − log q(ℓ; λ)], where
     L_ℓ is the mean log-likelihood of a data point at depth ℓ and KL_ℓ what the weights up to
     depth ℓ cost. The n numbers behind L_ℓ are only seen in batches, so a running mean over the last
-    steps stands for it. Each step evaluates 𝓛 on a few members around λ, exactly, and goes to the
-    best, at most `speed` away in log λ.
+    steps stands for it. Each step evaluates 𝓛 exactly on some members around λ and goes towards the
+    best of them, by at most `speed` in log λ. The members reach further than a step: where the
+    truncation m(q) jumps, 𝓛 has small cliffs, at which a short-sighted ascent stays for good.
 
     The optimiser's gradient of 𝓛/n in λ has the same zeros. But it is as large as the differences
     between depths: large in the first epochs, when almost any layer more helps, and next to
@@ -58,18 +59,28 @@ class RateAscent(DepthRule):
     Args:
         speed: the largest change of log λ in a step.
         memory: how many steps the running mean remembers, and until when a depth is young.
-        candidates: how many members are compared, odd.
+        reach: how far from λ members are looked at, in log λ.
+        candidates: how many of them, odd.
     """
 
-    def __init__(self, speed: float = 0.001, memory: int = 200, candidates: int = 9):
+    def __init__(
+        self,
+        speed: float = 0.001,
+        memory: int = 200,
+        reach: float = 0.4,
+        candidates: int = 33,
+    ):
         if not speed > 0:
             raise ValueError(f"speed must be positive, got {speed}")
         if memory < 1:
             raise ValueError(f"memory must be at least 1, got {memory}")
         if candidates < 3 or candidates % 2 == 0:
             raise ValueError(f"candidates must be an odd number of at least 3, got {candidates}")
-        self.speed, self.memory, self.candidates = float(speed), int(memory), int(candidates)
-        self._mean = self._seen = self._log_prior = self._factors = torch.zeros(0)
+        if not reach >= speed:
+            raise ValueError(f"reach must be at least the speed, {speed}, got {reach}")
+        self.speed, self.reach = float(speed), float(reach)
+        self.memory, self.candidates = int(memory), int(candidates)
+        self._mean = self._seen = self._log_prior = self._steps = torch.zeros(0)
 
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for a support of 1 … depth and a margin; doubles, so it rarely moves."""
@@ -88,8 +99,9 @@ class RateAscent(DepthRule):
         self._mean, self._seen = mean, seen
         depths = torch.arange(1, size + 1, device=device)
         self._log_prior = model.depth_prior.log_prob(depths)
-        steps = torch.linspace(-self.speed, self.speed, self.candidates, dtype=torch.float64)
-        self._factors = steps.exp().to(device)
+        # Close together near λ, so that it comes to rest, and wider apart further away.
+        line = torch.linspace(-1, 1, self.candidates, dtype=torch.float64)
+        self._steps = (self.reach * line**3).to(device)
         return True
 
     @torch.no_grad()
@@ -120,12 +132,13 @@ class RateAscent(DepthRule):
         )
         worth = worth + self._log_prior[first - 1 : last + margin]
         family: Any = model.depth
-        raw, log_q = family.members(self._factors, last + margin)
+        log_q = family.members(self._steps.exp(), last + margin)
         log_q = log_q[:, first - 1 :]
         bound = (log_q.exp() * (worth - log_q.where(log_q > -math.inf, 0.0))).sum(1)
         # Ties go to the middle: where nothing is to be gained λ stays.
         bound[self.candidates // 2] += 1e-9 * bound.abs().max()
-        family.raw_rate.copy_(raw.gather(0, bound.argmax(0, keepdim=True))[0])
+        best = self._steps.gather(0, bound.argmax(0, keepdim=True))[0]
+        family.scale_rate(best.clamp(-self.speed, self.speed).exp())
 
     def _value(self, mean: Tensor, seen: Tensor) -> Tensor:
         """L_ℓ `(depth,)`: the running means, of young depths at least that of the last grown."""
@@ -146,5 +159,5 @@ class RateAscent(DepthRule):
             own[: kept.shape[0]].copy_(kept)
 
     def _margin(self, depth: int) -> int:
-        """How far beyond the support the fastest candidate and the lag of a graph can reach."""
-        return 2 + math.ceil(4 * depth * math.expm1(min(self.speed, 0.1)))
+        """How far beyond the support the members reach, and the lag of a graph."""
+        return 4 + math.ceil(1.2 * depth * math.expm1(self.reach))

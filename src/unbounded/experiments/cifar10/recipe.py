@@ -46,7 +46,7 @@ class Recipe:
     """
 
     schedule: str = "fast"
-    epochs: int = 100
+    epochs: int = 120
     lr: float = 0.2
     warm_up: int = 5
     momentum: float = 0.9
@@ -58,8 +58,8 @@ class Recipe:
     init: str = "identity"
     crop: int = 4
     pad: str = "reflect"
-    cutout: int = 0
-    speed: float = 0.15
+    cutout: int = 10
+    speed: float = 0.2
     equal_heads: bool = True
     validation: int = 0
     images: int = 0
@@ -79,6 +79,7 @@ class Recipe:
                 weight_decay=1e-4,
                 init="default",
                 pad="zero",
+                cutout=0,
                 equal_heads=False,
             )
         else:
