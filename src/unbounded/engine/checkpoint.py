@@ -1,6 +1,7 @@
 """Checkpoints of a population: one safetensors file, from which training goes on."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,7 @@ def load(population: Population, path: str | Path) -> float:
         FileError: if the file is damaged or of another population.
     """
     tensors, metadata = read_tensors(path)
-    try:
-        header = json.loads(metadata["unbounded"])
-        if header["format"] != FORMAT:
-            raise KeyError(header["format"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path} is not a checkpoint of a population ({error})") from None
+    header = _header(metadata, path)
     expected = _members(population)
     if header["members"] != expected:
         raise FileError(
@@ -72,6 +68,22 @@ def load(population: Population, path: str | Path) -> float:
     population.recorded[:] = header["recorded"]
     population.table[:] = list(tensors["table"]) if "table" in tensors else []
     return float(header["seconds"])
+
+
+def seconds(path: str | Path) -> float:
+    """How long the training had taken when this file was written."""
+    _, metadata = read_tensors(path)
+    return float(_header(metadata, path)["seconds"])
+
+
+def _header(metadata: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(metadata["unbounded"])
+        if header["format"] != FORMAT:
+            raise KeyError(header["format"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} is not a checkpoint of a population ({error})") from None
+    return header
 
 
 def _tensors(population: Population) -> dict[str, Tensor]:

@@ -52,8 +52,9 @@ def fit_population(
 
     Other args:
         chunk: members at a time, where all at once would not fit into memory.
-        workers: threads among which the members are divided, on a CPU; by default as many as
-            torch uses. Each then works on its own: faster than all on every operation.
+        workers: threads among which the members are divided, on a CPU. By default there is one,
+            and all of torch's threads share each operation: threads of Python would wait for
+            the interpreter, and for small populations that takes longer than the work.
         history_every: epochs between rows of the history.
         progress: show a progress bar; by default if standard error is a terminal.
         checkpoint: a file to write every 20 seconds and at the end; if the members are divided
@@ -159,13 +160,12 @@ def _each(function: Callable[[int], None], count: int, threads: int, stop: threa
 
 
 def _threads(models: Sequence["UDN"], workers: int | None, options: dict[str, Any]) -> int:
-    """How many threads train: one beside a GPU, else as many as there is work for."""
+    """How many threads train: one beside a GPU, else as many as asked for and as have work."""
     device = options.get("device")
     device = models[0].anchor.device if device is None and models else device
     if torch.device(device or "cpu").type != "cpu":
         return 1
-    wanted = torch.get_num_threads() if workers is None else workers
-    return max(1, min(wanted, len(models) // _LEAST))
+    return max(1, min(workers or 1, len(models) // _LEAST))
 
 
 def _divide(models: Sequence["UDN"], chunk: int | None, parts: int) -> list[list[int]]:
@@ -210,16 +210,24 @@ def _numbered(path: str | Path | None, number: int, count: int) -> Path | None:
     return path.with_name(f"{path.stem}-{number + 1}of{count}{path.suffix}")
 
 
+def _written(path: Path) -> list[tuple[Path, int]]:
+    """The files of a checkpoint, each with the number of parts that the members were divided in."""
+    if path.exists():
+        return [(path, 1)]
+    pattern = re.compile(re.escape(path.stem) + r"-\d+of(\d+)" + re.escape(path.suffix))
+    files = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    return [(file, int(match[1])) for file in files if (match := pattern.fullmatch(file.name))]
+
+
 def _parts_before(path: str | Path | None) -> int | None:
     """Into how many parts the members were divided when the checkpoint was written."""
-    if path is None:
-        return None
-    path = Path(path)
-    pattern = re.compile(re.escape(path.stem) + r"-\d+of(\d+)" + re.escape(path.suffix))
-    found = [int(m[1]) for p in path.parent.iterdir() if (m := pattern.fullmatch(p.name))]
-    if path.exists():
-        return 1
-    return found[0] if found else None
+    return next((parts for _, parts in _written(Path(path))), None) if path is not None else None
+
+
+def seconds_so_far(checkpoint: str | Path) -> float:
+    """How long the training had taken when its checkpoint was written; 0 if there is none."""
+    files = _written(Path(checkpoint))
+    return max((checkpoints.seconds(file) for file, _ in files), default=0.0)
 
 
 @contextmanager

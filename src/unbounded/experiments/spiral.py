@@ -29,6 +29,7 @@ from unbounded.baselines import bayes_accuracy, dun, dun_original, nearest_neigh
 from unbounded.data import spiral
 from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.engine import MemberResult, combine, fit_population
+from unbounded.engine.loop import seconds_so_far
 from unbounded.experiments import records, spiral_report
 from unbounded.layers import Dense
 from unbounded.layers.init import Init, he
@@ -136,10 +137,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Train, score, write results, table and figures; returns the results."""
     settings = settings_of(options)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    out: Path = options.out
-    parts = out / "parts"
+    parts = options.out / "parts"
     _prepare(parts, settings, options.resume)
+    try:
+        return _run(settings, parts, options)
+    except KeyboardInterrupt:
+        kept = f"what is done so far is in {parts}; go on with --resume"
+        raise KeyboardInterrupt(kept) from None
+
+
+def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[str, Any]:
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     start = time.perf_counter()
     runs: list[dict[str, Any]] = []
     seconds: dict[str, float] = {}
@@ -164,7 +172,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "runs": runs,
         "references": references,
     }
-    written = spiral_report.write(out, results)
+    written = spiral_report.write(options.out, results)
     shutil.rmtree(parts)
     print(spiral_report.table(results))
     print(f"{sum(seconds.values()):.0f} s of training on {results['versions']['device']}; wrote")
@@ -278,6 +286,8 @@ def _train(
     models = [build(run, settings, member) for run in group.runs for member in range(count)]
     train, validation, test = _data(group, count)
     is_dun = group.name.startswith("dun")
+    checkpoint = parts / f"{group.name}.safetensors"
+    before = seconds_so_far(checkpoint) if options.resume else 0.0
     results = fit_population(
         models,
         train,
@@ -292,12 +302,12 @@ def _train(
         device=device,
         chunk=options.chunk,
         history_every=max(1, settings.epochs // TRACE),
-        checkpoint=parts / f"{group.name}.safetensors",
+        checkpoint=checkpoint,
         resume=options.resume,
     )
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt
-    seconds = round(time.perf_counter() - start, 1)
+    seconds = round(before + time.perf_counter() - start, 1)
     rows = []
     for index, run in enumerate(group.runs):
         own = slice(index * count, (index + 1) * count)
@@ -441,8 +451,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_arguments(parser)
     try:
         run(parser.parse_args(arguments))
-    except KeyboardInterrupt:
-        print("interrupted; go on with --resume", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"interrupted: {interrupt}", file=sys.stderr)
         return 130
     return 0
 
