@@ -510,7 +510,7 @@ def test_however_it_ends_the_others_end_too(tmp_path, number):
     try:
         _wait_for(lambda: all(note.is_file() and note.read_text() for note in notes))
         parent.send_signal(number)
-        _, errors = parent.communicate(timeout=50)
+        _, errors = parent.communicate(timeout=120)
     finally:
         parent.kill()
     _wait_for(lambda: all(note.read_text() == "stopped" for note in notes))
@@ -519,7 +519,7 @@ def test_however_it_ends_the_others_end_too(tmp_path, number):
         assert b"KeyboardInterrupt" in errors
 
 
-def _wait_for(condition, seconds: float = 50.0) -> None:
+def _wait_for(condition, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

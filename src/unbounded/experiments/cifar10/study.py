@@ -128,13 +128,13 @@ class Study:
 
         if not runs:
             return
+        end = None if minutes is None else time.monotonic() + 60 * minutes
         images = cifar10.load(data)
         if self.quick:
             train, test = images
             images = cifar10.CIFAR10(
                 few(train, QUICK_IMAGES["train"]), few(test, QUICK_IMAGES["test"])
             )
-        end = None if minutes is None else time.monotonic() + 60 * minutes
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
             if left is not None and left <= 0:

@@ -206,7 +206,7 @@ def _conditions(results: Sequence[Result]) -> str:
         [
             *lines,
             "",
-            f"{total:.0f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.",
+            f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.",
             "",
         ]
     )
