@@ -32,6 +32,7 @@ from unbounded.engine.depths import (
     FixedDepthStack,
     TruncatedPoissonStack,
 )
+from unbounded.engine.loop import seconds_so_far
 from unbounded.engine.networks import VmapStack
 from unbounded.engine.population import OutgrownError
 from unbounded.engine.scores import score_epoch
@@ -425,6 +426,8 @@ def test_workers_change_nothing_and_share_no_random_numbers(tmp_path):
         "a-1of2.safetensors",
         "a-2of2.safetensors",
     }
+    assert seconds_so_far(path) > 0
+    assert seconds_so_far(tmp_path / "b.safetensors") == 0
     seen: list[int] = []
     fit_population(
         resumed,

@@ -150,7 +150,7 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
         return real(models, *arguments, on_epoch=stop, **keywords)
 
     monkeypatch.setattr(study, "fit_population", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="go on with --resume"):
         run(tmp_path / "parts", *words)
     left = {path.name for path in (tmp_path / "parts" / "parts").iterdir()}
     assert "udn-default.json" in left
@@ -168,8 +168,41 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
     monkeypatch.setattr(study, "fit_population", counted)
     with pytest.raises(ValueError, match="cannot resume: epochs"):
         run(tmp_path / "parts", *words, "--resume", "--epochs", "5")
-    assert run(tmp_path / "parts", *words, "--resume")["runs"] == expected
+    monkeypatch.setattr(study, "seconds_so_far", lambda path: 1000.0)
+    resumed = run(tmp_path / "parts", *words, "--resume")
+    assert resumed["runs"] == expected
     assert epochs == [3]  # the UDNs were done, the others had one epoch to go
+    seconds = resumed["seconds"]["training"]
+    assert seconds["omega-default"] >= 1000 > seconds["udn-default"], "those before count"
+
+
+def test_references_go_on_where_they_were_interrupted(tmp_path, monkeypatch):
+    settings = study.Settings(models=(), omegas=(1.0, 9.0), seeds=2)
+    asked = []
+
+    def rows(run):
+        asked.append((run.omega, run.seed))
+        return [{"model": "rbf-svm", "omega": run.omega, "seed": run.seed, "test_accuracy": 0.5}]
+
+    monkeypatch.setattr(study, "_reference_rows", rows)
+    expected = study._references(settings, tmp_path / "whole.json", False)
+    assert [row["model"] for row in expected] == ["rbf-svm"] * 4 + ["bayes"] * 2
+    real, written = records.write_json, []
+
+    def interrupted(path, value):
+        if written:
+            raise KeyboardInterrupt
+        written.append(path)
+        real(path, value)
+
+    path = tmp_path / "parts.json"
+    monkeypatch.setattr(records, "write_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        study._references(settings, path, False)
+    monkeypatch.setattr(records, "write_json", real)
+    asked.clear()
+    assert study._references(settings, path, True) == expected
+    assert set(asked) == {(1.0, 1), (9.0, 0), (9.0, 1)}
 
 
 def test_what_is_offered_to_all(tmp_path):
