@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from unbounded.engine.population import Population
 
 # Rows times members scored at a time: large for a GPU's many units, small for a CPU's caches.
-_ROWS = {"cuda": 1 << 21, "cpu": 1 << 14}
+_ROWS = {"cuda": 1 << 21, "cpu": 1 << 15}
 
 
 @torch.no_grad()
