@@ -133,7 +133,8 @@ def create(model: "UDN", role: str, depth: int) -> nn.Module:
     module.train(model.training)
     like = _reference(model)
     module.to(device=like.device, dtype=like.dtype)
-    if _is_channels_last(model.network):
+    images = any(t.dim() == 4 for t in (*module.parameters(), *module.buffers()))
+    if images and _is_channels_last(model.network):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
 
@@ -223,10 +224,8 @@ def _drop(model: "UDN", depths: Iterable[int], optimizer: torch.optim.Optimizer 
 
 def _reference(model: "UDN") -> Tensor:
     """A floating-point tensor that stands for the model's device and dtype."""
-    for tensor in (*model.network.parameters(), model.anchor):
-        if tensor.is_floating_point():
-            return tensor
-    return model.anchor
+    parameters = (p for p in model.network.parameters() if p.is_floating_point())
+    return next(parameters, model.anchor)
 
 
 def _is_channels_last(network: nn.Module) -> bool:
