@@ -444,6 +444,21 @@ def test_workers_change_nothing_and_share_no_random_numbers(tmp_path):
         assert_same(resumed[index], alone[index], 1e-12)
 
 
+def test_the_number_of_threads_changes_nothing():
+    """With enough rows that torch divides the operations among its threads."""
+
+    def train(threads: int) -> list[ub.UDN]:
+        torch.set_num_threads(threads)
+        models = [udn(s, layers=ub.Dense(2, 32, 2)) for s in range(12)]
+        data = [classes(s, 128) for s in range(12)]
+        fit_population(models, data, validation=held_out(0, 128), epochs=2, batch_size=128)
+        assert torch.get_num_threads() == threads
+        return models
+
+    for one, other in zip(train(1), train(2), strict=True):
+        assert_same(one, other, 1e-12)
+
+
 def test_a_failing_worker_ends_the_others():
     models = [udn(s) for s in range(8)]
     epochs = []

@@ -54,7 +54,9 @@ def fit_population(
         chunk: members at a time, where all at once would not fit into memory.
         workers: threads among which the members are divided, on a CPU. By default there is one,
             and all of torch's threads share each operation: threads of Python would wait for
-            the interpreter, and for small populations that takes longer than the work.
+            the interpreter, and for small populations that takes longer than the work. On a
+            machine that is busy with other things, several workers lose less than threads that
+            wait for each other after every operation; so does `torch.set_num_threads(1)`.
         history_every: epochs between rows of the history.
         progress: show a progress bar; by default if standard error is a terminal.
         checkpoint: a file to write every 20 seconds and at the end; if the members are divided
