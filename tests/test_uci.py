@@ -18,6 +18,7 @@ from scipy import integrate, stats
 from helpers import same, state
 from unbounded.cli import main
 from unbounded.data import uci
+from unbounded.depth import TruncatedPoisson
 from unbounded.experiments.uci import figure, published, scores, study, table
 from unbounded.experiments.uci import recipe as recipe_
 from unbounded.experiments.uci.likelihood import BalancedGaussian
@@ -334,6 +335,7 @@ def test_members_of_a_population_do_not_meet():
 
 def test_what_models_are_made_of():
     assert single_models(["udn-ensemble"]) == ["udn"]
+    assert single_models(["udn-paced", "f2"]) == ["udn", "f2", "udn-slow"]
     assert single_models(["deep-ensemble", "dun"]) == ["f2", "f3", "f4", "f5", "f6", "dun"]
     assert build("f4", 3, 0.5, TINY, 0).support() == (4, 4)
     assert build("dun", 3, 0.5, TINY, 0).support() == (1, 10)
@@ -493,6 +495,9 @@ def test_the_better_candidate_is_chosen():
     by_split = {(4, name): choice for name, choice in finite.items()}
     assert study.base_of("deep-ensemble", 4, by_split) == "f5"
     assert study.base_of("f3", 4, by_split) == "f3"
+    for usual, slow, name in ((low, high, "udn"), (high, low, "udn-slow"), (low, low, "udn")):
+        by_split = {(4, "udn"): usual, (4, "udn-slow"): slow}
+        assert study.base_of("udn-paced", 4, by_split) == name
 
 
 def test_a_network_that_diverges_is_not_chosen():
@@ -541,6 +546,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert by_model["f4"]["depth_mean"] == pytest.approx(4)
     assert by_model["udn-ensemble"]["rmse"] != by_model["udn"]["rmse"]
     assert by_model["deep-ensemble"]["network"] in ("f2", "f3", "f4", "f5", "f6")
+    # λ hardly moves in 20 steps: the network that was chosen shows.
+    paced = by_model["udn-paced"]
+    start = {"udn": 3.0, "udn-slow": 4.0}[paced["network"]]
+    assert paced["depth_mean"] == pytest.approx(TruncatedPoisson(start).mean(), abs=0.3)
+    if paced["network"] == "udn":
+        assert {**paced, "model": "udn"} == by_model["udn"]
     ElementTree.fromstring((out / "figure.svg").read_text())
     before = (out / "table.md").read_text()
     # What is there is kept if it was run in the same way, and only then.
@@ -552,6 +563,28 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     (out / "table.md").unlink()
     assert table.main([str(out)]) == 0
     assert (out / "table.md").read_text() == before
+
+
+def test_models_are_added_to_results_that_are_there(tmp_path, capsys):
+    """`--resume` trains what is missing alone, and leaves the rest as it was."""
+    write_set(tmp_path, small_set())
+    path = tmp_path / "out" / "yacht.json"
+    common = ["--data", str(tmp_path), "--out", str(path.parent), "--datasets", "yacht", "--quick"]
+    common += ["--splits", "2", "--steps", "20", "--width", "6", "--resume"]
+    assert reproduce(*common, "--models", "f3,udn") == 0
+    before = json.loads(path.read_text())
+    assert reproduce(*common, "--models", "f2,udn") == 0
+    assert "yacht: 4 networks on parts" in capsys.readouterr().out
+    after = json.loads(path.read_text())
+    assert after["configuration"]["models"] == ["udn", "f2", "f3"]
+    found = [(row["split"], row["model"]) for row in after["rows"]]
+    assert found == [(split, name) for split in (0, 1) for name in ("udn", "f2", "f3")]
+    assert [row for row in after["rows"] if row["model"] != "f2"] == before["rows"]
+    assert [later["models"] for later in after["added"]] == [["f2"]]
+    assert after["seconds"] == before["seconds"]
+    assert reproduce(*common, "--models", "udn,f2,f3") == 0
+    assert "yacht: kept from" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == after
 
 
 def test_gap_splits_and_an_estimate(tmp_path, capsys):
@@ -641,10 +674,24 @@ def test_verdicts():
     assert not found["best UDN variant as good as the best published, NLL"]["yacht"]
     far = result_of({"udn": [0.61, 0.61], **finite})
     assert not table.verdicts({"yacht": far})["UDN as good as the best of f2…f6, RMSE"]["yacht"]
+    paced = near | {"rows": near["rows"] + result_of({"udn-paced": [0.1, 0.9]})["rows"]}
+    found = table.verdicts({"yacht": paced})
+    assert not found["UDN better than their average, NLL"]["yacht"]
+    assert found["UDN, λ's pace chosen better than their average, NLL"]["yacht"]
+    assert "| set | E[ℓ] | the paper says | UDN, λ's pace chosen: E[ℓ] |" in table.markdown(
+        {"yacht": paced}
+    )
     text = table.markdown({"yacht": near})
     assert "| UDN as good as the best of f2…f6, RMSE | 1 of 1 | – |" in text
     assert "| yacht | 2 | 0.600 ± 0.050 |" in text
     assert "**0.550 ± 0.050**" in text
+
+
+def test_the_time_of_models_that_were_added_counts():
+    one = result_of({"udn": [1.0]})
+    assert "| all |  |  | 1 |" in table.markdown({"yacht": one})
+    more = one | {"added": [{"seconds": {"training": 2.0}}, {"seconds": {"training": 4.0}}]}
+    assert "| all |  |  | 7 |" in table.markdown({"yacht": more})
 
 
 def test_published_figures_are_of_the_nine_sets():

@@ -8,6 +8,7 @@ figures, and the two panels of the paper's appendix.
 
 import argparse
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="where to train: cpu, cuda, …")
     add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
     add("--out", type=Path, help="folder to write; results/uci or results/uci-gap by default")
-    add("--resume", action="store_true", help="keep sets that are there, run as here")
+    add("--resume", action="store_true", help="keep what is there, run as here; add the rest")
     add("--quick", action="store_true", help="three sets, three splits, short training")
     add("--seeds", default=",".join(map(str, range(MEMBERS))), help="of an ensemble's members")
     add("--width", type=int, help=f"of hidden layers ({Recipe.width})")
@@ -75,25 +76,56 @@ def _run(options: argparse.Namespace) -> None:
     for name in uci.names(chosen):
         data = uci.load(name, options.data)
         mine = _for_set(plan, data, options.splits)
-        configuration = describe(mine, data)
         path = out / f"{name}.json"
-        if options.resume and path.is_file():
-            if records.read_json(path)["configuration"] == configuration:
-                print(f"{name}: kept from {path}")
-                continue
-            print(f"{name}: {path} was run otherwise, it is run again")
+        there = _kept(path, describe(mine, data)) if options.resume else None
+        if there is not None:
+            mine = replace(mine, models=[m for m in mine.models if m not in _models(there)])
+        if not mine.models:
+            print(f"{name}: kept from {path}")
+            continue
         result = run_set(data, mine)
         document = {
             "study": "uci",
             "set": name,
-            "configuration": configuration,
+            "configuration": describe(mine, data),
             "versions": records.versions(mine.device),
             **result,
         }
-        records.write_json(path, document)
+        records.write_json(path, document if there is None else added(there, document))
         print(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}", flush=True)
     print(table.write(out))
     print(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
+
+
+def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
+    """The results that are there, if they differ from what is asked for in their models alone."""
+    if not path.is_file():
+        return None
+    there: dict[str, Any] = records.read_json(path)
+    if {**there["configuration"], "models": []} == {**configuration, "models": []}:
+        return there
+    print(f"{path} was run otherwise, it is run again")
+    return None
+
+
+def _models(document: Mapping[str, Any]) -> list[str]:
+    models: list[str] = document["configuration"]["models"]
+    return models
+
+
+def added(there: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Results of a set with those of more models, run later; when and where stays with each."""
+    models = [m for m in LABELS if m in _models(there) + _models(more)]
+    rows = sorted(
+        there["rows"] + more["rows"], key=lambda row: (row["split"], models.index(row["model"]))
+    )
+    later = {"models": _models(more), "versions": more["versions"], "seconds": more["seconds"]}
+    return {
+        **there,
+        "configuration": {**there["configuration"], "models": models},
+        "added": [*there.get("added", []), later],
+        "rows": rows,
+    }
 
 
 def make_plan(options: argparse.Namespace) -> Plan:

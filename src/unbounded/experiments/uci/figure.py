@@ -13,6 +13,7 @@ Values = Mapping[str, Mapping[str, Figure]]
 
 _COLOURS = {
     "udn": "#c2570c",
+    "udn-paced": "#e08a3c",
     "f2": "#bcd3ea",
     "f3": "#93b8dc",
     "f4": "#6a9dce",

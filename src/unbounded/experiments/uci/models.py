@@ -22,6 +22,7 @@ MEMBERS = 5
 
 LABELS = {
     "udn": "UDN",
+    "udn-paced": "UDN, λ's pace chosen",
     **{name: f"f{name[1:]}, finite" for name in FINITE},
     "dun": "DUN (dense, shared head)",
     "deep-ensemble": f"{MEMBERS} × finite",
@@ -62,7 +63,7 @@ class Variant:
         return recipe.depth_lr_ratio if self.depth_lr_ratio is None else self.depth_lr_ratio
 
 
-VARIANTS = {"udn": Variant()}
+VARIANTS = {"udn": Variant(), "udn-slow": Variant(rate=4.0, depth_lr_ratio=0.1)}
 """The UDNs of the study."""
 
 
@@ -80,15 +81,19 @@ class Ensemble:
 
 ENSEMBLES = {"deep-ensemble": Ensemble(FINITE), "udn-ensemble": Ensemble(("udn",))}
 
+CHOSEN = {"udn-paced": tuple(VARIANTS)}
+"""One network: each split has the one which does best on its validation parts."""
+
+
+def choices_of(model: str) -> tuple[str, ...]:
+    """The networks that a model may be made of."""
+    return ENSEMBLES[model].of if model in ENSEMBLES else CHOSEN.get(model, (model,))
+
 
 def single_models(models: list[str]) -> list[str]:
     """The networks that these models are made of: in the order of `LABELS`, then any others."""
-    needed = dict.fromkeys(name for model in models for name in _parts(model))
+    needed = dict.fromkeys(name for model in models for name in choices_of(model))
     return [name for name in dict.fromkeys([*LABELS, *needed]) if name in needed]
-
-
-def _parts(model: str) -> tuple[str, ...]:
-    return ENSEMBLES[model].of if model in ENSEMBLES else (model,)
 
 
 def architecture(name: str) -> str:

@@ -187,9 +187,7 @@ def final_jobs(
 
 def base_of(model: str, split: int, choices: dict[tuple[int, str], Choice]) -> str:
     """The network that a model is made of, in one split."""
-    if model not in models_.ENSEMBLES:
-        return model
-    return min(models_.ENSEMBLES[model].of, key=lambda name: choices[split, name].nll)
+    return min(models_.choices_of(model), key=lambda name: choices[split, name].nll)
 
 
 def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list[Trained]:

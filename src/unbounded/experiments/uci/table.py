@@ -14,7 +14,7 @@ from typing import Any
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
 from unbounded.experiments.uci import figure, published
-from unbounded.experiments.uci.models import FINITE, LABELS
+from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
 from unbounded.experiments.uci.published import Figure
 
 Results = dict[str, dict[str, Any]]
@@ -110,11 +110,14 @@ def _coverage(results: Results) -> str:
 def _depths(results: Results) -> str:
     if not _has(results, "udn"):
         return "The UDN was not run.\n"
-    lines = [_line(["set", "E[ℓ]", "the paper says"]), _line(["---"] * 3)]
+    models = [m for m in ("udn", *CHOSEN) if _has(results, m)]
+    head = ["set", "E[ℓ]", "the paper says", *(f"{LABELS[m]}: E[ℓ]" for m in models[1:])]
+    lines = [_line(head), _line(["---"] * len(head))]
     for name, result in results.items():
-        depth = figures(result, "depth_mean")["udn"]
+        depths = figures(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
-        lines.append(_line([name, _show(depth, 2), claim]))
+        first, *others = [_show(depths[model], 2) for model in models]
+        lines.append(_line([name, first, claim, *others]))
     return "\n".join(lines) + "\n"
 
 
@@ -136,14 +139,16 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
         ):
             row = figures(result, metric)
             finite = [row[m] for m in FINITE if m in row]
-            if "udn" in row and len(finite) == len(FINITE):
+            for model in ("udn", *CHOSEN):
+                if model not in row or len(finite) < len(FINITE):
+                    continue
                 best = min(finite, key=lambda f: f.mean)
-                note(
-                    f"UDN as good as the best of f2…f6, {title}", name, not_worse(row["udn"], best)
-                )
+                good = not_worse(row[model], best)
+                note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
                 mean = sum(f.mean for f in finite) / len(finite)
-                note(f"UDN better than their average, {title}", name, row["udn"].mean < mean)
-            ours = [row[m] for m in ("udn", "udn-ensemble") if m in row]
+                good = row[model].mean < mean
+                note(f"{LABELS[model]} better than their average, {title}", name, good)
+            ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble") if m in row]
             if not ours:
                 continue
             known = min((f[name] for f in others.values() if name in f), key=lambda f: f.mean)
@@ -169,7 +174,8 @@ def _times(results: Results) -> str:
     lines = [_line(head), _line(["---"] * len(head))]
     total = 0.0
     for name, result in results.items():
-        seconds = [result["seconds"][n] for n in names]
+        runs = [result, *result.get("added", [])]
+        seconds = [sum(run["seconds"][n] for run in runs) for n in names]
         total += sum(seconds)
         device = result["versions"]["device"]
         lines.append(_line([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])]))

@@ -1,14 +1,17 @@
 """Compare recipes by validation rows alone: `python -m unbounded.experiments.uci.tune`.
 
-Trains variants of the UDN, and finite networks beside them, on parts of the training rows of some
-splits, as the study's own selection does, and prints RMSE and NLL on the validation parts. Test
+Trains variants of the UDN on parts of the training rows of some splits, as the study's own
+selection does, and prints RMSE and NLL on the validation parts, relative to other networks. Test
 rows are neither predicted nor scored; this is the place to try things out.
 
     python -m unbounded.experiments.uci.tune --data FOLDER --datasets yacht,wine --splits 4 \\
-        --variants "udn" "concentration=3" "concentration=3,rate=4,prior_rate=1"
+        --variants udn udn-slow concentration=3 concentration=3,rate=4,prior_rate=1
 
-A variant names what it changes: concentration, rate, prior_rate, depth_lr_ratio. With `--out` every
-candidate is written down as soon as it is trained, and not trained again by the next call.
+A variant is a name or says what it changes: concentration, rate, prior_rate, depth_lr_ratio. What
+the study chooses on validation rows (the scale of the prior on the weights, the noise factor, here
+also the best of the variants) is chosen on two thirds of them and scored on the last third, three
+times in turn. With `--out` every candidate is written down as soon as it is trained, and not
+trained again by the next call.
 """
 
 import argparse
@@ -21,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unbounded import metrics
 from unbounded.data import uci
 from unbounded.experiments import records
 from unbounded.experiments.uci import scores, study
@@ -30,6 +35,8 @@ from unbounded.experiments.uci.recipe import Recipe
 
 Row = dict[str, Any]
 SELECT = ("nll", "rmse")
+BEST = "best of the variants"
+_FOLDS = 3
 
 
 def variant(words: str) -> Variant:
@@ -54,95 +61,145 @@ def variant(words: str) -> Variant:
 
 
 def candidates(data: uci.UCISet, plan: study.Plan) -> list[Row]:
-    """Scores on the validation parts of every split, network and scale of the plan.
+    """How every split, network and scale of the plan does on the validation parts."""
+    return [
+        {"set": data.name, "split": int(split), "model": name, "scale": scale, **scored(held_out)}
+        for (split, name, scale), held_out in study.validate(data, plan).items()
+    ]
 
-    Each row has the RMSE and the NLL over the rows of all parts of a split, the latter with the
-    noise factor that is best there; and, averaged over the parts, E[ℓ], q(ℓ) and the RMSE of each
-    depth alone. Finite networks have one depth, and None for E[ℓ].
+
+def scored(held_out: Sequence[scores.HeldOut]) -> Row:
+    """The scores of a candidate from what it predicts for the validation parts of a split.
+
+    The row has, for each of three folds of the validation rows, `others`: the NLL, with the best
+    noise factor, and the RMSE of the rows outside of it; and `squares` and `nll`: sums over its
+    own `count` rows, with that factor. Beside them, averaged over the parts, E[ℓ], q(ℓ) and the
+    RMSE of each depth alone.
     """
-    found = []
-    for (split, name, scale), held_out in study.validate(data, plan).items():
-        factor, nll = scores.calibrate(held_out)
-        depths = np.arange(1, 1 + max(len(one.predicted.probs) for one in held_out))
-        alone = [_errors(one.y - one.predicted.means, len(depths)) for one in held_out]
-        probs = np.mean([_pad(one.predicted.probs, len(depths), 0.0) for one in held_out], 0)
-        mixed = [one.y - one.predicted.probs @ one.predicted.means for one in held_out]
-        found.append(
-            {
-                "set": data.name,
-                "split": int(split),
-                "model": name,
-                "scale": scale,
-                "rmse": float(np.sqrt(np.mean(np.concatenate(mixed) ** 2))),
-                "nll": nll,
-                "factor": factor,
-                "depth_mean": float(probs @ depths) if len(depths) > 1 else None,
-                "probs": probs.tolist(),
-                # None where not every part reaches that depth: JSON has no NaN.
-                "rmse_of_depths": [v if math.isfinite(v) else None for v in np.mean(alone, 0)],
-            }
-        )
+    size = max(len(one.predicted.probs) for one in held_out)
+    probs = np.mean([_pad(one.predicted.probs, size, 0.0) for one in held_out], 0)
+    alone = [_pad(_rmse(one.y - one.predicted.means), size, math.nan) for one in held_out]
+    return {
+        "folds": [_fold(held_out, fold) for fold in range(_FOLDS)],
+        "depth_mean": float(probs @ np.arange(1, 1 + size)) if size > 1 else None,
+        "probs": probs.tolist(),
+        # None where not every part reaches that depth: JSON has no NaN.
+        "rmse_of_depths": [float(v) if math.isfinite(v) else None for v in np.mean(alone, 0)],
+    }
+
+
+def _fold(held_out: Sequence[scores.HeldOut], fold: int) -> Row:
+    others = [_rows(one, fold, inside=False) for one in held_out]
+    factor, nll = scores.calibrate(others)
+    rmse = float(_rmse(np.concatenate([_errors(one) for one in others])))
+    if not math.isfinite(nll):  # it has diverged
+        return {"others": {"nll": None, "rmse": None}}
+    found: Row = {
+        "others": {"nll": nll, "rmse": rmse},
+        "squares": 0.0,
+        "nll": 0.0,
+        "count": 0,
+    }
+    for one in (_rows(one, fold, inside=True) for one in held_out):
+        wide = one.predicted.widened(factor, one.least)
+        mean_nll = metrics.mixture_nll(one.y, wide.probs, wide.means, wide.scales)
+        found["squares"] += float(np.sum(_errors(one) ** 2))
+        found["nll"] += len(one.y) * mean_nll
+        found["count"] += len(one.y)
     return found
 
 
-def _errors(errors: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    """RMSE of each component `(component, rows)`; NaN where there is none."""
-    return _pad(np.sqrt(np.mean(errors**2, 1)), size, math.nan)
+def _rows(one: scores.HeldOut, fold: int, *, inside: bool) -> scores.HeldOut:
+    """The rows of a fold, or all others."""
+    rows = (np.arange(len(one.y)) % _FOLDS == fold) == inside
+    probs, means, scales = one.predicted.probs, one.predicted.means, one.predicted.scales
+    part = scores.Mixture(probs, means[:, rows], scales[:, rows])
+    return scores.HeldOut(part, one.y[rows], one.least)
 
 
-def _pad(values: np.ndarray[Any, Any], size: int, fill: float) -> np.ndarray[Any, Any]:
+def _errors(one: scores.HeldOut) -> NDArray[np.float64]:
+    """y − the mixture's mean, `(rows,)`."""
+    return one.y - one.predicted.probs @ one.predicted.means
+
+
+def _rmse(errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the last axis."""
+    return np.asarray(np.sqrt(np.mean(errors**2, -1)))
+
+
+def _pad(values: NDArray[np.float64], size: int, fill: float) -> NDArray[np.float64]:
     return np.pad(values, (0, size - len(values)), constant_values=fill)
 
 
-def selected(rows: Sequence[Row], by: str = "nll") -> list[Row]:
-    """Of each set, split and model the candidate that is best by `by`, "nll" or "rmse"."""
-    best: dict[tuple[str, int, str], Row] = {}
-    for row in rows:
-        key = row["set"], row["split"], row["model"]
-        value = row[by] if math.isfinite(row[by]) else math.inf
-        if key not in best or value < best[key][by]:
-            best[key] = row
-    return list(best.values())
+def score(rows: Sequence[Row], by: str = "nll") -> dict[str, float]:
+    """RMSE and NLL over the validation rows of one split, the candidate chosen on other rows.
+
+    Both are infinite if all candidates have diverged.
+
+    Args:
+        rows: the candidates, of one set and split.
+        by: what is chosen by on the other rows, "nll" or "rmse".
+    """
+    total = {"squares": 0.0, "nll": 0.0, "count": 0}
+    for fold in range(_FOLDS):
+        folds = [row["folds"][fold] for row in rows]
+        best = min(
+            (one for one in folds if one["others"][by] is not None),
+            key=lambda one: one["others"][by],
+            default=None,
+        )
+        if best is None:
+            return {"rmse": math.inf, "nll": math.inf}
+        for key in total:
+            total[key] += best[key]
+    return {
+        "rmse": math.sqrt(total["squares"] / total["count"]),
+        "nll": total["nll"] / total["count"],
+    }
 
 
-def compare(rows: Sequence[Row], by: str = "nll") -> str:
-    """Set by set, the RMSE divided by that of the finite networks, and the NLL less theirs.
+def compare(
+    rows: Sequence[Row], models: Sequence[str], variants: Sequence[str], by: str = "nll"
+) -> str:
+    """Set by set, each variant's RMSE divided by that of the models, and its NLL less theirs.
 
-    Theirs is the mean over f2 … f6 in the same split. ± is the standard error over the splits,
+    Theirs is the mean over the models in the same split. Where there are several variants there
+    is a line for the best of them, chosen like the scale. ± is the standard error over the splits,
     which share rows: a guide, not a test.
     """
-    chosen = selected(rows, by)
-    head = ("set", "splits", "model", "RMSE / finite", "NLL − finite", "E[ℓ]")
-    lines = ["{:10} {:>6}  {:36} {:>15}  {:>15}  {:>5}".format(*head)]
-    for name in dict.fromkeys(row["set"] for row in chosen):
-        mine = [row for row in chosen if row["set"] == name]
-        finite = _finite(mine)
-        for model in dict.fromkeys(row["model"] for row in mine):
-            these = [row for row in mine if row["model"] == model]
-            pairs = [(r, finite[r["split"]]) for r in these if r["split"] in finite]
-            if model in FINITE or not pairs:
+    lines = [_line("set", "splits", "variant", "RMSE, ratio", "NLL, difference", "E[ℓ]")]
+    for name in dict.fromkeys(row["set"] for row in rows):
+        found: dict[tuple[int, str], list[Row]] = {}
+        for row in rows:
+            if row["set"] == name:
+                found.setdefault((row["split"], row["model"]), []).append(row)
+        groups = {one: [one] for one in variants}
+        if len(variants) > 1:
+            groups[BEST] = list(variants)
+        for label, group in groups.items():
+            needed = {*models, *group}
+            splits = {split for split, _ in found}
+            complete = sorted(s for s in splits if all((s, m) in found for m in needed))
+            if not complete:
                 continue
-            ratio = _summary([r["rmse"] / f["rmse"] for r, f in pairs])
-            difference = _summary([r["nll"] - f["nll"] for r, f in pairs])
-            depths = [r["depth_mean"] for r, _ in pairs]
-            lines.append(
-                f"{name:10} {len(pairs):6}  {model:36} {ratio:>15}  {difference:>15}  "
-                f"{sum(depths) / len(depths):5.2f}"
-            )
+            ratios, differences = [], []
+            for split in complete:
+                theirs = [score(found[split, model], by) for model in models]
+                mine = score([row for one in group for row in found[split, one]], by)
+                ratios.append(mine["rmse"] * len(theirs) / sum(one["rmse"] for one in theirs))
+                differences.append(mine["nll"] - sum(o["nll"] for o in theirs) / len(theirs))
+            depths = [r["depth_mean"] for s in complete for r in found[s, group[0]]]
+            mean = f"{sum(depths) / len(depths):.2f}" if label != BEST else ""
+            counted = str(len(complete))
+            lines.append(_line(name, counted, label, _mean(ratios), _mean(differences), mean))
     return "\n".join(lines) + "\n"
 
 
-def _finite(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """The mean RMSE and NLL of f2 … f6, for each split that has all of them."""
-    found = {}
-    for split in {row["split"] for row in rows}:
-        each = [row for row in rows if row["split"] == split and row["model"] in FINITE]
-        if len(each) == len(FINITE):
-            found[split] = {k: sum(row[k] for row in each) / len(each) for k in ("rmse", "nll")}
-    return found
+def _line(*cells: str) -> str:
+    return "{:10} {:>6}  {:40} {:>15}  {:>15}  {:>5}".format(*cells).rstrip()
 
 
-def _summary(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> str:
     mean = sum(values) / len(values)
     if len(values) < 2:
         return f"{mean:.3f}"
@@ -189,42 +246,57 @@ def main(arguments: list[str] | None = None) -> int:
     add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
     add("--datasets", default="yacht", help=f"of {','.join(uci.SETS)}")
     add("--splits", default="4", help="how many, or their numbers: 4 or 0,5,9")
-    add("--variants", nargs="+", default=["udn"], metavar="WORDS", help="UDNs to compare")
-    add("--models", default=",".join(FINITE), help="what is trained beside them")
+    add("--variants", nargs="+", default=[*VARIANTS], metavar="WORDS", help="UDNs to compare")
+    add("--models", default=",".join(FINITE), help="with the mean of these: f2 … f6, udn, dun")
     add("--scales", help="candidates for the scale of the prior on the weights")
     add("--steps", type=int, default=Recipe.steps, help="Adam steps of each network")
-    add("--select", choices=SELECT, default="nll", help="by what a scale is chosen")
+    add("--select", choices=SELECT, default="nll", help="what is chosen by")
     add("--out", type=Path, help="a file that keeps all candidates")
     add("--device", default="cpu")
     options = parser.parse_args(arguments)
-    recipe = replace(Recipe(), steps=options.steps)
-    if options.scales:
-        recipe = replace(recipe, scales=tuple(map(float, _list(options.scales))))
+    models = _list(options.models)
     try:
-        variants: Mapping[str, Variant] = {words: variant(words) for words in options.variants}
-    except ValueError as error:
+        recipe = replace(Recipe(), steps=options.steps)
+        if options.scales:
+            recipe = replace(recipe, scales=tuple(map(float, _list(options.scales))))
+        numbers = splits(options.splits)
+        variants = {words: variant(words) for words in options.variants}
+        unknown = [m for m in models if m not in (*FINITE, *VARIANTS, "dun")]
+        if unknown or not models:
+            raise ValueError(f"--models must be of {', '.join([*FINITE, *VARIANTS, 'dun'])}")
+        names = uci.names(_list(options.datasets))
+    except (ValueError, uci.DataError) as error:
         parser.error(str(error))
-    models = [*_list(options.models), *variants]
+    known: Mapping[str, Variant] = {**VARIANTS, **variants}
+    wanted = [*models, *variants]
     kept: list[Row] = []
     if options.out is not None and options.out.is_file():
         document = records.read_json(options.out)
         if document["recipe"] != _fixed(recipe):
             parser.error(f"{options.out} was made with another recipe: {document['recipe']}")
         kept = document["rows"]
-    for name in uci.names(_list(options.datasets)):
+    for name in names:
         data = uci.load(name, options.data)
-        plan = study.Plan(
-            "standard", splits(options.splits), models, recipe, (0,), options.device, None, variants
-        )
+        plan = study.Plan("standard", numbers, wanted, recipe, (0,), options.device, None, known)
         run(data, plan, kept, options.out)
-        wanted = [r for r in kept if r["model"] in models and r["split"] in plan.splits]
-        print(compare([r for r in wanted if r["set"] == name], options.select), flush=True)
+        shown = [
+            row
+            for row in kept
+            if row["set"] == name and row["split"] in numbers and row["scale"] in recipe.scales
+        ]
+        print(compare(shown, models, list(variants), options.select), flush=True)
     return 0
 
 
 def splits(words: str) -> list[int]:
-    """ "4" is the first four; "0,5,9" are these."""
+    """ "4" is the first four; "0,5,9" are these.
+
+    Raises:
+        ValueError: if it is neither.
+    """
     numbers = [int(word) for word in _list(words)]
+    if not numbers or min(numbers) < 0:
+        raise ValueError(f"--splits must be a number, or numbers with commas, got {words!r}")
     return numbers if "," in words else list(range(numbers[0]))
 
 
