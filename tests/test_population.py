@@ -28,6 +28,7 @@ from unbounded.engine import (
 from unbounded.engine.dense import DenseStack
 from unbounded.engine.depths import (
     ConwayMaxwellStack,
+    DepthStack,
     FiniteDepthStack,
     FixedDepthStack,
     TruncatedPoissonStack,
@@ -672,6 +673,22 @@ def test_stacked_families_have_the_lone_ones_probabilities():
             expected = torch.zeros(size, dtype=torch.float64)
             expected[: family.max_depth()] = family.log_probs().detach().double().exp()
             torch.testing.assert_close(row, expected)
+
+
+def test_stacked_families_have_autograds_gradients():
+    generator = torch.Generator().manual_seed(0)
+    families = [
+        (TruncatedPoissonStack, [ub.TruncatedPoisson(r).double() for r in (0.3, 4.0, 30.0)]),
+        (ConwayMaxwellStack, [ub.TruncatedConwayMaxwell(5, c).double() for c in (0.5, 1, 4)]),
+        (FiniteDepthStack, [ub.FiniteDepth(3).double() for _ in range(3)]),
+    ]
+    for kind, some in families:
+        stack = kind(some)
+        grad = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+        found = stack.backward(stack.values(), grad)
+        assert found.shape == stack.values().shape
+        torch.testing.assert_close(found, DepthStack.backward(stack, stack.values(), grad))
+        assert bool((found != 0).all())
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,14 @@ class DepthStack(ABC):
         What lies beyond m(q) is masked by the caller; depths inside without mass are `NO_MASS`.
         """
 
+    def backward(self, values: Tensor, grad: Tensor) -> Tensor:
+        """From ∂/∂`scores`, `(members, size)`, to ∂/∂λ, shaped like `values`; here by autograd."""
+        leaf = values.detach().requires_grad_()
+        with torch.enable_grad():
+            scores = self.scores(leaf, grad.shape[1])
+        (found,) = torch.autograd.grad(scores, leaf, grad)
+        return found
+
     def reach(self, values: Tensor, movement: Tensor, size: int) -> Tensor:
         """The largest m(q) while no number of λ moves by more than `movement`, `(members,)`."""
         return self.max_depths(values, size)
@@ -110,6 +118,12 @@ class TruncatedPoissonStack(DepthStack):
         """(ℓ−1) log λ − log (ℓ−1)!"""
         counts, log_factorials = self._counts(size, values.device)
         return counts * F.softplus(values.double()).log() - log_factorials
+
+    def backward(self, values: Tensor, grad: Tensor) -> Tensor:
+        """d/dλ of it is (ℓ−1)/λ, and λ is a softplus."""
+        counts, _ = self._counts(grad.shape[1], values.device)
+        wide = values.double()
+        return (grad @ counts)[:, None] * wide.sigmoid() / F.softplus(wide)
 
     def reach(self, values: Tensor, movement: Tensor, size: int) -> Tensor:
         """m(q) grows with λ: the one at the upper end of the interval."""
@@ -169,6 +183,11 @@ class ConwayMaxwellStack(TruncatedPoissonStack):
         """ν times those of the Poisson."""
         self._move(values)
         return self._concentrations * super().scores(values, size)
+
+    def backward(self, values: Tensor, grad: Tensor) -> Tensor:
+        """Likewise."""
+        self._move(values)
+        return super().backward(values, self._concentrations * grad)
 
     def reach_exactly(self, values: Tensor, movement: Tensor) -> int:
         """The same from the lone family's quantile."""
@@ -235,6 +254,10 @@ class FiniteDepthStack(DepthStack):
     def scores(self, values: Tensor, size: int) -> Tensor:
         """The logits."""
         return F.pad(values.double(), (0, size - self.largest), value=NO_MASS)
+
+    def backward(self, values: Tensor, grad: Tensor) -> Tensor:
+        """Those of the depths that there are."""
+        return grad[:, : self.largest]
 
     def values(self) -> Tensor:
         """The logits, `(members, largest)`."""

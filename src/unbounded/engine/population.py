@@ -422,18 +422,17 @@ class Population:
         """The body of the paper's Algorithm 1, for every member."""
         x, y, weights, batch = self._batch(size)
         takes = self.state["alive"] & (batch > 0)
-        leaves = [value.detach().requires_grad_() for value in self.depths.values()]
-        support = self._grow(leaves, takes)
+        values = self.depths.values()
+        support = self._grow(values, takes)
         outputs = self.network.forward(x)
         log_lik = self.likelihood.log_prob(outputs, y)
-        with torch.enable_grad():
-            log_q = self.depths.log_q(leaves, support).to(self.dtype).t()
-        slopes = self._slopes(log_q.detach(), log_lik, weights, batch)
+        log_q = self.depths.log_q(values, support)
+        slopes = self._slopes(log_q.to(self.dtype).t(), log_lik, weights, batch)
         takes = self._check(slopes.terms, takes)
         active = support & takes[:, None]  # (members, depth)
         self.network.backward(self.likelihood.backward(slopes.log_lik), active.t())
         self.costs.backward(slopes.hidden_kl, slopes.head_kl)
-        self._depth_backward(log_q, leaves, slopes.log_q)
+        self.depths.backward(log_q, slopes.log_q.t().double())
         self._drop_gradients(takes)
         if self.clip is not None:
             self._clip(self.clip)
@@ -457,7 +456,7 @@ class Population:
     def _grow(self, values: Sequence[Tensor], takes: Tensor) -> Tensor:
         """The support of each member, `(members, depth)`; takes note of births."""
         state = self.state
-        last = self.depths.max_depths([value.detach() for value in values], self.depth + 1)
+        last = self.depths.max_depths(values, self.depth + 1)
         state["outgrown"] |= (takes & (last > self.depth)).any()
         support = self.levels <= last[:, None]
         state["step"] += takes
@@ -507,15 +506,6 @@ class Population:
         failed.copy_(torch.where(bad, self.state["step"], failed))
         self.state["alive"] ^= bad
         return still
-
-    def _depth_backward(self, log_q: Tensor, leaves: Sequence[Tensor], slope: Tensor) -> None:
-        if not self.depths.blocks:
-            return
-        grads = torch.autograd.grad(log_q, leaves, slope, allow_unused=True)
-        for run, grad in zip(self.depths.runs, grads, strict=True):
-            if run.block is not None:
-                assert grad is not None
-                run.block.grad[0].copy_(grad)
 
     def _drop_gradients(self, takes: Tensor) -> None:
         """A member whose loss is no number has gradients that are none either: zeros instead."""

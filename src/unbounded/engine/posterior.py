@@ -71,6 +71,17 @@ class DepthPosteriors:
         scores = torch.cat([run.stack.scores(value, support.shape[1]) for run, value in pairs])
         return scores.masked_fill(~support, NO_MASS).log_softmax(1)
 
+    def backward(self, log_q: Tensor, grad: Tensor) -> None:
+        """From ∂/∂log q, `(members, depth)`, to the gradients in the blocks, which are overwritten.
+
+        Where there is no mass the gradient must be 0, as it is for anything that q multiplies.
+        """
+        total = grad.sum(1, keepdim=True)
+        scores = torch.addcmul(grad, log_q.exp(), total, value=-1)  # through the normalisation
+        for run, value in zip(self.runs, self.values(), strict=True):
+            if run.block is not None:
+                run.block.grad[0].copy_(run.stack.backward(value, scores[run.members]))
+
     def reach(self, movement: Tensor, size: int) -> Tensor:
         """The largest m(q) of all members while no λ moves by more than `movement`, a scalar."""
         pairs = zip(self.runs, self.values(), strict=True)
