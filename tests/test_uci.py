@@ -533,6 +533,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert reproduce(*common) == 0
     said = capsys.readouterr().out
     assert "| yacht | 2 |" in said
+    assert said.startswith("quick: yacht; 2 splits; 20 steps of width 6")
     found = json.loads((out / "yacht.json").read_text())
     assert found["configuration"]["data"] == data.checksum
     assert found["configuration"]["recipe"]["steps"] == 20

@@ -72,6 +72,12 @@ def _run(options: argparse.Namespace) -> None:
     if options.estimate:
         _estimate(uci.names(chosen), options, plan)
         return
+    if options.quick:
+        print(
+            f"quick: {', '.join(uci.names(chosen))}; {options.splits} splits; {plan.recipe.steps} "
+            f"steps of width {plan.recipe.width}: how it goes, not how good it is",
+            flush=True,
+        )
     start = time.perf_counter()
     for name in uci.names(chosen):
         data = uci.load(name, options.data)
