@@ -52,13 +52,15 @@ class RateAscent(DepthRule):
     left it. Here the speed does not depend on the size of the gradient or on a schedule of
     learning rates, so λ keeps up with what the depths are worth, upwards and downwards.
 
-    A depth that came into the support less than `memory` steps ago counts as good as the deepest
-    grown one, and so do depths beyond the support, each a layer dearer: a newborn head predicts
-    badly for a while, and λ would shrink back from every birth before it could show its worth.
+    A depth that came into the support less than `youth` steps ago counts as good as the deepest
+    grown one, its layer as dear as grown ones are on average, and so do depths beyond the support:
+    a newborn head predicts badly for a while, a newborn layer has weights that are yet to shrink,
+    and λ would draw back from every birth before it could show its worth.
 
     Args:
         speed: the largest change of log λ in a step.
-        memory: how many steps the running mean remembers, and until when a depth is young.
+        memory: how many steps the running mean remembers.
+        youth: for how many steps a depth is young; five times `memory` by default.
         reach: how far from λ members are looked at, in log λ.
         candidates: how many of them, odd.
     """
@@ -67,6 +69,7 @@ class RateAscent(DepthRule):
         self,
         speed: float = 0.001,
         memory: int = 200,
+        youth: int | None = None,
         reach: float = 0.4,
         candidates: int = 33,
     ):
@@ -80,6 +83,9 @@ class RateAscent(DepthRule):
             raise ValueError(f"reach must be at least the speed, {speed}, got {reach}")
         self.speed, self.reach = float(speed), float(reach)
         self.memory, self.candidates = int(memory), int(candidates)
+        self.youth = 5 * self.memory if youth is None else int(youth)
+        if self.youth < self.memory:
+            raise ValueError(f"youth must be at least the memory, {memory}, got {youth}")
         self._mean = self._seen = self._log_prior = self._steps = torch.zeros(0)
 
     def reserve(self, model: "UDN", depth: int) -> bool:
@@ -115,19 +121,17 @@ class RateAscent(DepthRule):
         seen.add_(1)
         # Weights that grow with the steps forget how a depth began; then a plain memory.
         mean.add_((gradient.log_lik.double() - mean) * (2 / (seen + 1)).clamp(min=1 / self.memory))
-        value = self._value(mean, seen)
+        grown = seen > self.youth
+        value, price = _as_grown(mean, gradient.hidden_kl.double(), grown, first)
         cost = elbo.weight_cost(
-            gradient.hidden_kl.double(),
-            gradient.head_kl.double(),
-            last - first + 1,
-            model.cumulative_heads,
+            price, gradient.head_kl.double(), last - first + 1, model.cumulative_heads
         )
         margin = self._margin(last)
         further = torch.arange(1, margin + 1, dtype=torch.float64, device=mean.device)
         worth = torch.cat(
             [
                 num_data * value - cost,
-                num_data * value[-1] - cost[-1] - further * gradient.hidden_kl[-1].double(),
+                num_data * value[-1] - cost[-1] - further * price[-1],
             ]
         )
         worth = worth + self._log_prior[first - 1 : last + margin]
@@ -139,13 +143,6 @@ class RateAscent(DepthRule):
         bound[self.candidates // 2] += 1e-9 * bound.abs().max()
         best = self._steps.gather(0, bound.argmax(0, keepdim=True))[0]
         family.scale_rate(best.clamp(-self.speed, self.speed).exp())
-
-    def _value(self, mean: Tensor, seen: Tensor) -> Tensor:
-        """L_ℓ `(depth,)`: the running means, of young depths at least that of the last grown."""
-        grown = seen > self.memory
-        places = torch.arange(len(seen), device=seen.device)
-        last = torch.where(grown, places, 0).amax(0, keepdim=True)  # the first, if none is grown
-        return torch.where(grown, mean, torch.maximum(mean, mean.gather(0, last)))
 
     def state(self) -> dict[str, Tensor]:
         """The running means and over how many steps they go."""
@@ -161,3 +158,24 @@ class RateAscent(DepthRule):
     def _margin(self, depth: int) -> int:
         """How far beyond the support the members reach, and the lag of a graph."""
         return 4 + math.ceil(1.2 * depth * math.expm1(self.reach))
+
+
+def _as_grown(mean: Tensor, price: Tensor, grown: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """What each depth is worth and costs, young ones as if they were grown.
+
+    Args:
+        mean: running L_ℓ of the depths first … last, `(depth,)`.
+        price: KL of the layers 1 … last, `(last,)`.
+        grown: which depths are grown, `(depth,)`.
+        first: the first depth.
+
+    Returns:
+        L_ℓ, of young depths at least that of the deepest grown one, and the prices, of young layers
+        at most the mean price of grown ones.
+    """
+    places = torch.arange(len(mean), device=mean.device)
+    last = torch.where(grown, places, 0).amax(0, keepdim=True)  # the first, if none is grown
+    value = torch.where(grown, mean, torch.maximum(mean, mean.gather(0, last)))
+    old = torch.cat([grown.new_ones(first - 1), grown])  # layers below the first serve all depths
+    usual = (price * old).sum() / old.sum()  # infinite or NaN if none is grown: own prices then
+    return value, torch.where(old, price, torch.fmin(price, usual))

@@ -1,0 +1,218 @@
+"""The convolutional generator: its closed form, its heads, and the ways to run it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unbounded as ub
+from helpers import same, state
+from unbounded.layers.convolutional import Bottleneck, PooledLinear, Stem, pooled
+from unbounded.network import LayerError
+
+
+def model_of(depth=None, **options):
+    layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2), **options)
+    return ub.UDN(layers, ub.Categorical(4), ub.TruncatedPoisson(3.0) if depth is None else depth)
+
+
+def images(rows=6, size=8):
+    return torch.randn(rows, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_paper_s_places():
+    layers = ub.ResidualConv(3, 10)
+    assert layers.place(1) == (3, 0, 64, 1)
+    assert [layers.place(d).inner for d in range(2, 13)] == [64] * 3 + [128] * 5 + [256] * 3
+    assert [d for d in range(1, 40) if layers.place(d).stride == 2] == [2, 5, 10]
+    assert layers.place(1_000_000) == (1024, 256, 1024, 1)
+    # Main-path convolutions of Ω_5, Ω_10 and Ω_30: 3L − 2, as counted in the authors' networks.
+    for depth in (5, 10):
+        layers_up_to = [layers.hidden(d) for d in range(1, depth + 1)]
+        main = [
+            m
+            for layer in layers_up_to
+            for name, m in layer.named_modules()
+            if isinstance(m, nn.Conv2d) and "shortcut" not in name
+        ]
+        assert len(main) == 3 * depth - 2
+
+
+def test_shapes_follow_the_places():
+    model = model_of()
+    states = model.network.states(images(size=16), model.network.num_layers)
+    for depth, hidden in enumerate(states, 1):
+        assert hidden.shape[1] == model.layers.place(depth).outputs
+    assert [hidden.shape[2] for hidden in states[:5]] == [16, 8, 4, 4, 2]
+    assert model(images(size=16)).shape == (model.network.num_layers, 6, 4)
+
+
+def test_a_new_block_is_the_identity():
+    layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2))
+    block = layers.hidden(4).eval()
+    hidden = torch.rand(2, layers.place(4).inputs, 4, 4)
+    assert block.shortcut is None
+    assert torch.equal(block(hidden), hidden)
+    assert torch.equal(block.train()(hidden), hidden)
+    other = ub.ResidualConv(3, 4, width=4, stages=(1, 2), init="he").hidden(4)
+    assert not torch.allclose(other(hidden), hidden)
+
+
+def test_small_first_weights_change_the_price_and_not_the_function():
+    torch.manual_seed(0)
+    small = ub.ResidualConv(3, 4, width=4, init="identity").hidden(1)
+    torch.manual_seed(0)
+    he = ub.ResidualConv(3, 4, width=4, init="he").hidden(1)
+    assert torch.allclose(small(images()), he(images()), atol=1e-3)
+    ratio = he.conv.weight.square().sum() / small.conv.weight.square().sum()
+    assert ratio.item() == pytest.approx(16)
+
+
+def test_heads_together_equal_heads_one_by_one():
+    model = model_of(init="he")
+    nn.init.normal_(model.network.heads["1"].weight)
+    for head in model.network.heads.values():
+        nn.init.normal_(head.weight)
+        nn.init.normal_(head.bias)
+    for training in (True, False):
+        model.train(training)
+        x, last = images(), model.network.num_layers
+        together = copy.deepcopy(model).network(x, last)
+        hidden, alone = x, []
+        for depth in range(1, last + 1):
+            hidden = model.network.hidden[str(depth)](hidden)
+            mean = hidden.mean((2, 3))
+            head = model.network.heads[str(depth)]
+            alone.append(F.linear(mean, head.weight, head.bias))
+            assert torch.allclose(head(hidden), alone[-1], atol=1e-6)
+        assert torch.allclose(together, torch.stack(alone), atol=1e-5)
+        below = copy.deepcopy(model).network(x, last, 3)
+        assert torch.allclose(below, together[2:], atol=1e-5) or training
+
+
+def test_fixed_depth_is_a_plain_network():
+    model = model_of(ub.FixedDepth(4), init="he")
+    nn.init.normal_(model.network.heads["4"].weight)
+    plain = nn.Sequential(
+        *(copy.deepcopy(layer) for layer in model.network.hidden.values()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        copy.deepcopy(model.network.heads["4"]),
+    )
+    assert list(model.network.heads) == ["4"]
+    x, y = images(), torch.arange(6) % 4
+    terms = model.elbo(x, y, 6)
+    (-terms.expected_log_lik / 6).backward()
+    loss = F.cross_entropy(plain(x), y)
+    loss.backward()
+    assert float(-terms.expected_log_lik.detach() / 6) == pytest.approx(float(loss.detach()))
+    ours = [p.grad for p in model.network.parameters()]
+    theirs = [p.grad for p in plain.parameters()]
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_recomputing_saves_states_and_counts_batches_once():
+    def passed(recomputes, norm):
+        model = model_of(init="he")
+        if norm:  # a user's own layers, with the count of batches that ours leave out
+            hidden = {
+                d: nn.Sequential(m, nn.BatchNorm2d(m(images(2)).shape[1])) if d == "1" else m
+                for d, m in model.network.hidden.items()
+            }
+            model.network.hidden["1"] = hidden["1"]
+            model.network.forget()
+        model.network.configure(recomputes=recomputes)
+        model.elbo(images(), torch.arange(6) % 4, 6).loss(6).backward()
+        return model
+
+    for norm in (False, True):
+        plain, again = passed(False, norm), passed(True, norm)
+        assert same(state(plain), state(again))  # running statistics among them
+        for a, b in zip(plain.parameters(), again.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-6)
+
+
+def test_recomputing_keeps_less():
+    kept = []
+    for recomputes in (False, True):
+        model = model_of(init="he")
+        model.network.configure(recomputes=recomputes)
+        seen = {}
+
+        def pack(tensor, seen=seen):
+            seen[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.network(images(16), model.network.num_layers)
+        kept.append(sum(seen.values()))
+    assert kept[1] < 0.5 * kept[0]
+
+
+def test_compiling_layer_by_layer_compiles_each_shape_once():
+    frames = []
+
+    def backend(module, inputs):
+        frames.append(module)
+        return module.forward
+
+    torch._dynamo.reset()
+    model = model_of(ub.TruncatedPoisson(8.0), init="he")
+    compiled = []
+    for layer in model.network.hidden.values():
+        compiled.append(torch.compile(layer.with_pooled, backend=backend, dynamic=False))
+    hidden = plain = images()
+    for layer, run in zip(model.network.hidden.values(), compiled, strict=True):
+        before = copy.deepcopy(layer)
+        hidden, mean = run(hidden.detach())
+        plain, plain_mean = before.with_pooled(plain)
+        assert torch.allclose(hidden, plain, atol=1e-5)
+        assert torch.allclose(mean, plain_mean, atol=1e-5)
+    # The stem, and in each of the three stages the first block and (but the first) the others.
+    assert model.network.num_layers > 10
+    assert len(frames) == 6
+    torch._dynamo.reset()
+
+
+def test_pooling():
+    state_ = images()
+    assert torch.allclose(pooled(state_), state_.mean((2, 3)))
+    assert torch.equal(pooled(pooled(state_)), pooled(state_))
+    assert pooled(state_.bfloat16()).dtype == torch.float32
+    assert pooled(state_.double()).dtype == torch.float64
+
+
+def test_files_rebuild_it(tmp_path):
+    model = model_of()
+    ub.save(model, tmp_path / "m.udn")
+    again = ub.load(tmp_path / "m.udn")
+    assert again.layers.config() == model.layers.config()
+    model.eval()
+    assert torch.equal(again(images()), model(images()))
+    frozen, _ = again.freeze()(images())
+    assert torch.allclose(frozen, model(images()), atol=1e-6)
+
+
+def test_errors_say_what_was_expected():
+    with pytest.raises(ValueError, match="strides must be one for each stage, 2"):
+        ub.ResidualConv(3, 4, stages=(1,), strides=(2,))
+    with pytest.raises(ValueError, match="init must be one of"):
+        ub.ResidualConv(3, 4, init="zero")
+    with pytest.raises(ValueError, match="width"):
+        ub.ResidualConv(3, 4, width=0)
+    with pytest.raises(LayerError, match=r"layer 1 could not take what the input gives.*\(6, 2"):
+        model_of()(images()[:, :2])
+
+
+def test_kinds_of_modules():
+    layers = ub.ResidualConv(1, 4, width=4)
+    assert isinstance(layers.hidden(1), Stem)
+    assert isinstance(layers.hidden(2), Bottleneck)
+    assert isinstance(layers.head(2), PooledLinear)
+    assert not layers.head(2).weight.any()
+    assert ub.ResidualConv(1, 4, init="default").head(2).weight.any()

@@ -1,0 +1,206 @@
+"""λ by coordinate ascent: that it finds the maximum of 𝓛, waits for the young, and can be kept."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unbounded as ub
+from helpers import classes, classifier, same, state
+from unbounded import elbo
+from unbounded.training import RateAscent
+from unbounded.training.depth_rules import _as_grown
+from unbounded.training.gradients import Gradient
+
+
+def model_at(rate, prior=1.0):
+    return classifier(ub.TruncatedPoisson(rate), depth_prior=ub.PoissonDepth(prior))
+
+
+def observe(rule, model, log_lik, hidden_kl, num_data, steps=1):
+    """Show the rule depths that are worth `log_lik(ℓ)` and layers that cost `hidden_kl`."""
+    for _ in range(steps):
+        last = model.depth.max_depth()
+        rule.reserve(model, last)
+        seen = SimpleNamespace(
+            posterior=(1, last, None),
+            model=model,
+            num_data=num_data,
+            log_lik=torch.tensor([log_lik(depth) for depth in range(1, last + 1)]),
+            hidden_kl=torch.full((last,), float(hidden_kl)),
+            head_kl=torch.ones(last),
+        )
+        rule.update(seen)
+
+
+def bound(model, rate, log_lik, hidden_kl, num_data):
+    """𝓛 as a function of λ with the weights held fixed, term by term."""
+    family = ub.TruncatedPoisson(rate)
+    depths = range(1, family.max_depth() + 1)
+    log_q = family.log_probs().detach().double()
+    log_p = model.depth_prior.log_prob(torch.arange(1, len(log_q) + 1))
+    worth = torch.tensor([log_lik(depth) for depth in depths], dtype=torch.float64)
+    kl = torch.full((len(log_q),), float(hidden_kl), dtype=torch.float64)
+    return float(
+        elbo.expected_log_lik(log_q, worth[:, None], num_data)
+        - elbo.depth_kl(log_q, log_p)
+        - elbo.weight_kl(log_q, kl, torch.ones_like(kl))
+    )
+
+
+def saturating(depth):
+    return -1.5 * math.exp(-depth / 2) - 0.2
+
+
+@pytest.mark.parametrize("start", [1.0, 4.0, 25.0])
+@pytest.mark.parametrize(("price", "num_data"), [(2.0, 500), (20.0, 5000), (0.5, 200)])
+def test_it_comes_to_rest_at_the_maximum_of_the_bound(start, price, num_data):
+    model, rule = model_at(start), RateAscent(0.05, memory=5)
+    observe(rule, model, saturating, price, num_data, steps=250)
+    grid = [0.05 * 1.02**step for step in range(400)]
+    values = [bound(model, rate, saturating, price, num_data) for rate in grid]
+    reached = bound(model, model.depth.rate, saturating, price, num_data)
+    # Cliffs of the truncation leave it a little below the top; a nat is nothing beside the range.
+    assert reached > max(values) - 1.0
+    assert max(values) - min(values) > 50
+
+
+def test_members_are_the_family_s_own():
+    family = ub.TruncatedPoisson(6.0)
+    factors = torch.tensor([0.3, 0.9, 1.0, 1.4], dtype=torch.float64)
+    found = family.members(factors, 40)
+    for factor, row in zip(factors.tolist(), found, strict=True):
+        alone = ub.TruncatedPoisson(6.0 * factor)
+        assert int((row > -math.inf).sum()) == alone.max_depth()
+        expected = alone.log_probs().detach().double()
+        assert torch.allclose(row[: alone.max_depth()], expected, atol=1e-5)
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.5, 2.0))
+def test_scaling_the_rate(rate, factor):
+    family = ub.TruncatedPoisson(rate)
+    before = family.rate
+    family.scale_rate(torch.tensor(factor))
+    assert family.rate == pytest.approx(before * factor, rel=1e-5)
+
+
+def test_a_step_is_no_longer_than_the_speed():
+    model, rule = model_at(3.0), RateAscent(0.01, memory=5)
+    for _ in range(50):
+        before = model.depth.rate
+        observe(rule, model, lambda depth: 0.5 * depth, 0.0, 1e5)
+        assert abs(math.log(model.depth.rate / before)) < 0.01 + 1e-6
+    assert model.depth.rate == pytest.approx(3 * math.exp(0.5), rel=1e-3)
+
+
+def test_it_does_not_draw_back_from_a_newborn_head():
+    ages = {}
+
+    def learning(depth):  # a newborn head predicts badly for 20 steps
+        ages[depth] = ages.get(depth, 0) + 1
+        return saturating(depth) - 3 * math.exp(-ages[depth] / 20)
+
+    model, rule = model_at(2.0), RateAscent(0.02, memory=20, youth=60)
+    rates = []
+    for _ in range(200):
+        observe(rule, model, learning, 1.0, 5000)
+        rates.append(model.depth.rate)
+    assert rates[-1] > 6
+    assert min(b / a for a, b in itertools.pairwise(rates)) > 0.97
+
+
+def test_young_depths_count_as_grown_ones():
+    mean = torch.tensor([-2.0, -1.0, -3.0, -0.5], dtype=torch.float64)
+    price = torch.tensor([10.0, 20.0, 900.0, 5.0], dtype=torch.float64)
+    grown = torch.tensor([True, True, False, False])
+    value, prices = _as_grown(mean, price, grown, 1)
+    assert value.tolist() == [-2.0, -1.0, -1.0, -0.5]
+    assert prices.tolist() == [10.0, 20.0, 15.0, 5.0]
+    nobody = torch.zeros(4, dtype=torch.bool)
+    assert torch.equal(_as_grown(mean, price, nobody, 1)[1], price)
+    _, below = _as_grown(mean[2:], price, grown[2:], 3)  # layers 1 and 2 are used by all depths
+    assert below.tolist() == [10.0, 20.0, 15.0, 5.0]
+
+
+def test_who_leaves_the_support_comes_back_young():
+    model, rule = model_at(8.0), RateAscent(1e-6, memory=3, youth=3)
+    observe(rule, model, saturating, 1.0, 500, steps=5)
+    deep = model.depth.max_depth()
+    assert rule._seen[deep - 1] > 3
+    model.depth.scale_rate(torch.tensor(0.2))
+    observe(rule, model, saturating, 1.0, 500)
+    assert rule._seen[deep - 1] == 0
+
+
+def test_fit_with_the_rule_moves_lambda_alone():
+    x, y = classes(128)
+    model = classifier(ub.TruncatedPoisson(2.0), width=16)
+    rule = RateAscent(0.02, memory=8)
+    optimizer = ub.make_optimizer(model, depth_lr_ratio=1.0)
+    before = model.depth.rate
+    ub.fit(
+        model, x, y, epochs=10, batch_size=16, optimizer=optimizer, depth_rule=rule, progress=False
+    )
+    assert model.depth.rate != pytest.approx(before, rel=0.02)
+    assert not optimizer.state[model.depth.raw_rate]
+    assert float(rule._seen[0]) == 80
+    assert float(rule._mean[0]) > -0.75
+
+
+def test_a_checkpoint_keeps_the_running_means(tmp_path):
+    x, y = classes(128)
+    options = {"batch_size": 16, "progress": False, "lr": 0.02}
+
+    def model_and_rule():
+        return classifier(ub.TruncatedPoisson(2.0), width=16), RateAscent(0.05, memory=8)
+
+    model, rule = model_and_rule()
+    ub.fit(model, x, y, epochs=8, depth_rule=rule, **options)
+    path = tmp_path / "run.checkpoint"
+    part, first = model_and_rule()
+    ub.fit(part, x, y, epochs=4, depth_rule=first, checkpoint=path, **options)
+    rest, second = model_and_rule()
+    ub.fit(rest, x, y, epochs=8, depth_rule=second, checkpoint=path, resume=True, **options)
+    assert same(state(model), state(rest))
+    assert torch.equal(rule._mean, second._mean)
+
+
+def test_equal_heads_divides_by_q_and_by_nothing_else():
+    x, y = classes(32)
+    grads = []
+    for equal in (False, True):
+        model = classifier(ub.TruncatedPoisson(2.0), width=16)
+        gradient = Gradient(model, x, y, 32, equal_heads=equal)
+        gradient.backward()
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+    q = model.depth.log_probs().detach().exp()
+    for name, grad in grads[0].items():
+        factor = 1.0
+        if name.startswith("network.heads."):
+            factor = 1 / float(q[int(name.split(".")[2]) - 1])
+        assert torch.allclose(grads[1][name], factor * grad, rtol=1e-4, atol=1e-8), name
+
+
+def test_equal_heads_are_refused_where_heads_are_shared():
+    x, y = classes(32)
+    layers = ub.Dense(3, 8, 2, shares_head=True)
+    model = ub.UDN(layers, ub.Categorical(2))
+    with pytest.raises(ValueError, match="used at one depth each"):
+        ub.fit(model, x, y, epochs=1, batch_size=16, equal_heads=True, progress=False)
+
+
+def test_errors_say_what_was_expected():
+    with pytest.raises(ValueError, match="speed must be positive"):
+        RateAscent(0.0)
+    with pytest.raises(ValueError, match="odd number"):
+        RateAscent(0.1, candidates=4)
+    with pytest.raises(ValueError, match="reach must be at least the speed"):
+        RateAscent(0.5, reach=0.1)
+    with pytest.raises(ValueError, match="youth must be at least the memory"):
+        RateAscent(0.1, memory=10, youth=5)
+    with pytest.raises(ValueError, match="FixedDepth has no members"):
+        RateAscent().reserve(classifier(ub.FixedDepth(2)), 2)
