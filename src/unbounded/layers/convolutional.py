@@ -14,13 +14,6 @@ EXPANSION = 4
 """A block B_k ends with 2^(k+2) channels, four times those inside of it."""
 
 
-SMALL = 0.25
-"""Share of He's scale that convolutions of `init="identity"` start with. Behind each stands a
-normalisation, so the scale does not change what a layer computes. But it changes what the layer
-costs under the prior, and weights of this size are about as small as training makes them: a newborn
-layer is neither dearer nor slower to learn than the ones before it."""
-
-
 class Place(NamedTuple):
     """What stands at one depth, by closed form."""
 
@@ -47,10 +40,10 @@ class ResidualConv(Layers):
         width: channels of the stem and inside the first stage's blocks; each later stage doubles.
         stages: how many blocks each stage has but the last.
         strides: of the first block of each stage; one more than `stages`.
-        init: how a new block starts. "identity": weights by He, made smaller (`SMALL`), and the
-            last normalisation's scale at zero, so that a new block passes its input on and a
-            birth leaves deeper heads nothing to unlearn. "he": weights by He, scale one.
-            "default": torch's own, as the paper's authors.
+        init: how a new block starts. "identity": weights by He, the last normalisation's scale
+            at zero, so that a new block passes its input on and a birth leaves deeper heads
+            nothing to unlearn. "he": weights by He, scale one. "default": torch's own, as the
+            paper's authors.
 
     Example:
         >>> layers = ResidualConv(3, 10)
@@ -110,9 +103,6 @@ class ResidualConv(Layers):
             for module in layer.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                    if self.init == "identity":
-                        with torch.no_grad():
-                            module.weight.mul_(SMALL)
         if self.init == "identity" and isinstance(layer, Bottleneck):
             nn.init.zeros_(layer.norm3.weight)
         return layer

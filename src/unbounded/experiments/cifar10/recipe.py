@@ -46,7 +46,7 @@ class Recipe:
     """
 
     schedule: str = "fast"
-    epochs: int = 115
+    epochs: int = 110
     lr: float = 0.2
     warm_up: int = 5
     momentum: float = 0.9
@@ -59,7 +59,7 @@ class Recipe:
     crop: int = 4
     pad: str = "reflect"
     cutout: int = 10
-    speed: float = 0.2
+    speed: float = 0.25
     equal_heads: bool = True
     validation: int = 0
     images: int = 0
