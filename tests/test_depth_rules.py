@@ -69,23 +69,43 @@ def test_it_comes_to_rest_at_the_maximum_of_the_bound(start, price, num_data):
     assert max(values) - min(values) > 50
 
 
-def test_members_are_the_family_s_own():
-    family = ub.TruncatedPoisson(6.0)
+FAMILIES = {
+    "Poisson": ub.TruncatedPoisson,
+    "concentrated": lambda rate: ub.TruncatedConwayMaxwell(rate, 4.0),
+    "spread": lambda rate: ub.TruncatedConwayMaxwell(rate, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("rate", [0.4, 6.0, 60.0])
+def test_members_are_the_family_s_own(name, rate):
+    make = FAMILIES[name]
+    family = make(rate)
     factors = torch.tensor([0.3, 0.9, 1.0, 1.4], dtype=torch.float64)
-    found = family.members(factors, 40)
+    found = family.members(factors, make(1.5 * rate).max_depth())
     for factor, row in zip(factors.tolist(), found, strict=True):
-        alone = ub.TruncatedPoisson(6.0 * factor)
+        alone = make(rate * factor)
         assert int((row > -math.inf).sum()) == alone.max_depth()
         expected = alone.log_probs().detach().double()
         assert torch.allclose(row[: alone.max_depth()], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
 @given(st.floats(1e-3, 1e3), st.floats(0.5, 2.0))
-def test_scaling_the_rate(rate, factor):
-    family = ub.TruncatedPoisson(rate)
+def test_scaling_the_rate(name, rate, factor):
+    family = FAMILIES[name](rate)
     before = family.rate
     family.scale_rate(torch.tensor(factor))
     assert family.rate == pytest.approx(before * factor, rel=1e-5)
+
+
+def test_the_rule_serves_every_family_with_members():
+    reached = []
+    for start in (2.0, 15.0):
+        model = classifier(ub.TruncatedConwayMaxwell(start, 4.0))
+        observe(RateAscent(0.05, memory=5), model, saturating, 10.0, 5000, steps=150)
+        reached.append(model.depth.mean())
+    assert reached[0] == pytest.approx(reached[1], rel=0.1)
 
 
 def test_a_step_is_no_longer_than_the_speed():

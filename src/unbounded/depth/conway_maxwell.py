@@ -56,6 +56,7 @@ class TruncatedConwayMaxwell(DepthFamily):
         # Inverse of softplus, written so that it is exact for large and for tiny rates.
         self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
         self._memo: tuple[float, int] | None = None
+        self._table: tuple[Tensor, Tensor] | None = None
 
     @property
     def rate(self) -> float:
@@ -76,9 +77,38 @@ class TruncatedConwayMaxwell(DepthFamily):
 
     def log_probs_up_to(self, depth: int) -> Tensor:
         """log q(1), …, log q(depth) with the support held there, without a host read."""
-        counts = torch.arange(depth, dtype=torch.float64, device=self.raw_rate.device)
-        scores = log_weights(counts, F.softplus(self.raw_rate.double()), self.concentration)
+        counts, log_factorials = self._counts(depth)
+        rate = F.softplus(self.raw_rate.double())
+        scores = self.concentration * (counts * rate.log() - log_factorials)
         return scores.log_softmax(0).to(self.raw_rate.dtype)
+
+    @torch.no_grad()
+    def members(self, factors: Tensor, depth: int) -> Tensor:
+        """log q of the members with μ·factors, `(candidates, depth)`; see `TruncatedPoisson`."""
+        # The normalising sum has no closed form: it goes well beyond all supports in question.
+        counts, log_factorials = self._counts(2 * depth + 50)
+        rates = F.softplus(self.raw_rate.double()) * factors.double()
+        scores = self.concentration * (counts * rates.log()[:, None] - log_factorials)
+        mass = scores.softmax(1)
+        inside = mass.cumsum(1) - mass < self.quantile
+        if self.limit is not None:
+            inside &= counts < self.limit
+        return scores.where(inside, -torch.inf).log_softmax(1)[:, :depth]
+
+    @torch.no_grad()
+    def scale_rate(self, factor: Tensor) -> None:
+        """μ ← μ·factor, a scalar tensor, in place and without a host read."""
+        rate = F.softplus(self.raw_rate.double()) * factor.double()
+        self.raw_rate.copy_(rate + (-torch.expm1(-rate)).log())
+
+    def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
+        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until one is too short."""
+        table, device = self._table, self.raw_rate.device
+        if table is None or table[0].shape[0] < depth or table[0].device != device:
+            with torch.inference_mode(False):  # what predicting makes serves training too
+                counts = torch.arange(2 * depth, dtype=torch.float64, device=device)
+                table = self._table = (counts, torch.lgamma(counts + 1))
+        return table[0][:depth], table[1][:depth]
 
     def mode(self) -> int:
         """⌈μ⌉, as for a Poisson: q(k+1)/q(k) = (μ/k)^ν is above 1 just where μ/k is."""

@@ -128,14 +128,14 @@ class TruncatedPoisson(DepthFamily):
         return {"quantile": self.quantile, "limit": self.limit}
 
     def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
-        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until the depth moves."""
+        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until one is too short."""
         table, device = self._table, self.raw_rate.device
-        if table is None or table[0].shape[0] != depth or table[0].device != device:
+        if table is None or table[0].shape[0] < depth or table[0].device != device:
             # Outside of inference mode: a table first made while predicting serves training too.
             with torch.inference_mode(False):
-                counts = torch.arange(depth, dtype=torch.float64, device=device)
+                counts = torch.arange(2 * depth, dtype=torch.float64, device=device)
                 table = self._table = (counts, torch.lgamma(counts + 1))
-        return table
+        return table[0][:depth], table[1][:depth]
 
 
 class _LogProbs(torch.autograd.Function):

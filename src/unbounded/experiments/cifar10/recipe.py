@@ -46,7 +46,7 @@ class Recipe:
     """
 
     schedule: str = "fast"
-    epochs: int = 110
+    epochs: int = 100
     lr: float = 0.2
     warm_up: int = 5
     momentum: float = 0.9
