@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+import unbounded as ub
 from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
@@ -801,3 +802,31 @@ def test_the_results_file_is_plain(tmp_path):
     made = result(Run("udn", 0, EASY))
     assert json.loads(json.dumps(made)) == made
     assert made["run"]["classes"] == list(EASY)
+
+
+def test_changes_of_the_recipe_by_words():
+    recipe = Recipe().changed(["concentration=4", "nesterov=False", "epochs=7", "pad=zero"])
+    assert (recipe.concentration, recipe.nesterov, recipe.epochs) == (4.0, False, 7)
+    assert recipe.pad == "zero"
+    assert Recipe().changed([]) == Recipe()
+    for word, said in (
+        ("depth=3", "NAME of"),
+        ("lr", "NAME=VALUE"),
+        ("lr=fast", "a number was expected"),
+        ("epochs=1.5", "a whole number"),
+        ("nesterov=1", "True or False"),
+        ("epochs=0", "epochs must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Recipe().changed([word])
+
+
+def test_the_family_follows_the_recipe():
+    run = Run("udn", 0, (), 5.0)
+    assert type(run.build(Recipe(width=4), 3, 10).depth) is ub.TruncatedPoisson
+    family = run.build(Recipe(width=4, concentration=4.0), 3, 10).depth
+    assert isinstance(family, ub.TruncatedConwayMaxwell)
+    assert family.concentration == 4
+    assert family.rate == pytest.approx(5)
+    fixed = Run("3", 0).build(Recipe(width=4, concentration=4.0), 3, 10)
+    assert type(fixed.depth) is ub.FixedDepth

@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the paper's 500 epochs, or a short one (default: fast)",
     )
     add("--epochs", type=int, metavar="N", help="if not the schedule's own number")
+    add(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="other changes of the recipe, such as concentration=4 or validation=5000",
+    )
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
     add("--data", type=Path, help="folder with CIFAR-10; else $UNBOUNDED_DATA, or a download")
     add("--out", type=Path, help=f"folder to write (default: {OUT}; quick: {QUICK_OUT})")
@@ -108,6 +115,7 @@ def make_study(options: argparse.Namespace) -> Study:
         recipe = Recipe.named(options.schedule, **(QUICK if quick else {}))
         if options.epochs is not None:
             recipe = replace(recipe, epochs=options.epochs)
+        recipe = recipe.changed(options.set)
     except ValueError as error:
         raise CommandError(str(error)) from None
     if options.jobs < 1:
@@ -210,6 +218,7 @@ def child(
         value = getattr(options, option)
         words += [] if value is None else [f"--{option}", str(value)]
     words += ["--classes", *options.classes] if options.classes else []
+    words += ["--set", *options.set] if options.set else []
     words += [] if minutes is None else ["--minutes", f"{minutes:.4f}"]
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
 

@@ -1,7 +1,7 @@
 """How every model of the study is trained, and which models there are."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,6 +33,8 @@ class Recipe:
         weight_decay: of all weights, besides their prior.
         batch_size: images a step.
         prior_rate: α of the prior on the depth, ℓ−1 ~ Poisson(α).
+        concentration: ν of the UDN's family: 1 is the paper's truncated Poisson, more than 1 the
+            less spread `TruncatedConwayMaxwell`.
         width: channels of the stem.
         init: of new blocks, see `ResidualConv`.
         crop: largest shift of a training image, in pixels.
@@ -54,6 +56,7 @@ class Recipe:
     weight_decay: float = 5e-4
     batch_size: int = 256
     prior_rate: float = 1.0
+    concentration: float = 1.0
     width: int = 64
     init: str = "identity"
     crop: int = 4
@@ -98,6 +101,32 @@ class Recipe:
     def config(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
+
+    def changed(self, words: Sequence[str]) -> "Recipe":
+        """The recipe with changes such as "lr=0.1", each in the kind of the field.
+
+        Raises:
+            ValueError: if there is no such field, or the value is not of its kind.
+        """
+        found: dict[str, Any] = {}
+        for word in words:
+            name, equals, text = word.partition("=")
+            before = self.config().get(name)
+            if not equals or before is None:
+                raise ValueError(
+                    f"{word!r}: NAME=VALUE was expected, NAME of {list(self.config())}"
+                )
+            if isinstance(before, bool):
+                if text not in ("True", "False"):
+                    raise ValueError(f"{word!r}: True or False was expected")
+                found[name] = text == "True"
+                continue
+            try:
+                found[name] = type(before)(text)
+            except ValueError:
+                kind = {"int": "a whole number", "float": "a number"}[type(before).__name__]
+                raise ValueError(f"{word!r}: {kind} was expected") from None
+        return replace(self, **found)
 
     def rate_at(self, steps_per_epoch: int) -> Callable[[int], float]:
         """The learning rate at a step, as a share of `lr`."""
@@ -173,7 +202,9 @@ class Run:
     def build(self, recipe: Recipe, channels: int, num_classes: int) -> ub.UDN:
         """The model before training."""
         depth: ub.DepthFamily
-        if self.model == "udn":
+        if self.model == "udn" and recipe.concentration != 1:
+            depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.concentration)
+        elif self.model == "udn":
             depth = ub.TruncatedPoisson(self.lambda0)
         else:
             depth = ub.FixedDepth(int(self.model))

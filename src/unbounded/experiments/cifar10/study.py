@@ -98,6 +98,8 @@ class Study:
 
     def _compare(self, path: Path, before: dict[str, Any]) -> None:
         now = records.plain(self.recipe.config())
+        # A field that did not exist then was as it is by default now.
+        before = {**records.plain(Recipe().config()), **before}
         differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if differing:
             each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
