@@ -67,6 +67,15 @@ def test_cut_in_two_at_a_checkpoint(tmp_path, rule):
     assert result.history.births == births
 
 
+def test_a_checkpoint_keeps_the_time_of_capturing(tmp_path):
+    path = tmp_path / "run.checkpoint"
+    first, second = Graphs(), Graphs()
+    first.capture_seconds = 1.5  # on a CPU nothing is captured
+    train(rising(), first, epochs=1, checkpoint=path)
+    train(rising(), second, epochs=2, checkpoint=path, resume=True)
+    assert second.capture_seconds == 1.5
+
+
 def test_the_support_is_held_between_births():
     """The host knows λ late: q is exact but for its truncation."""
     model = rising()

@@ -50,6 +50,7 @@ def save(trainer: "Trainer", path: str | Path) -> None:
         "epoch": trainer.epoch,
         "step": trainer.step,
         "seconds": trainer.seconds,
+        "capture_seconds": trainer.engine.capture_seconds,
         "bad_epochs": trainer.bad_epochs,
         "rows": trainer.history.rows,
         "births": trainer.history.births,
@@ -97,6 +98,7 @@ def load(trainer: "Trainer", path: str | Path) -> None:
         trainer.scaler.load_state_dict(header["scaler"])
     trainer.epoch, trainer.step = header["epoch"], header["step"]
     trainer.seconds, trainer.bad_epochs = header["seconds"], header["bad_epochs"]
+    trainer.engine.capture_seconds = header.get("capture_seconds", 0.0)
     if trainer.depth_rule is not None:
         trainer.depth_rule.load_state(model, _under(tensors, "rule."))
     sent = _under(tensors, "lambda.")
