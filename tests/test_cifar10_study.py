@@ -21,7 +21,7 @@ from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
-from unbounded.experiments import records
+from unbounded.experiments import pages, records
 from unbounded.experiments.cifar10 import figures, jobs, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.recipe import Recipe, Run
@@ -705,7 +705,7 @@ def test_into_a_page(tmp_path, capsys):
     page.write_text(DOCS.read_text())
     assert table.main([str(tmp_path), "--into", str(page)]) == 0
     assert "93.21" in page.read_text()
-    assert page.read_text().startswith(DOCS.read_text().split(table.BEGIN)[0])
+    assert page.read_text().startswith(DOCS.read_text().split(pages.BEGIN)[0])
     assert (tmp_path / "table.md").read_text() in page.read_text()
 
 

@@ -222,5 +222,5 @@ def test_errors_say_what_was_expected():
         RateAscent(0.5, reach=0.1)
     with pytest.raises(ValueError, match="youth must be at least the memory"):
         RateAscent(0.1, memory=10, youth=5)
-    with pytest.raises(ValueError, match="FixedDepth has no members"):
+    with pytest.raises(ValueError, match="members of a RateFamily; FixedDepth is none"):
         RateAscent().reserve(classifier(ub.FixedDepth(2)), 2)

@@ -19,6 +19,7 @@ from helpers import same, state
 from unbounded.cli import main
 from unbounded.data import uci
 from unbounded.depth import TruncatedPoisson
+from unbounded.experiments import pages
 from unbounded.experiments.uci import figure, published, scores, study, table
 from unbounded.experiments.uci import recipe as recipe_
 from unbounded.experiments.uci.likelihood import BalancedGaussian
@@ -719,13 +720,13 @@ def test_the_figure_has_a_dot_for_every_model():
 
 
 def test_results_go_between_the_marks_of_a_page():
-    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    once = table.insert(page, "new\n")
-    assert once == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
-    assert table.insert(once, "new\n") == once
-    for wrong in ("no marks", f"{table.END} {table.BEGIN}", page + page):
+    page = f"before\n{pages.BEGIN}\nold\n{pages.END}\nafter\n"
+    once = pages.insert(page, "new\n")
+    assert once == f"before\n{pages.BEGIN}\nnew\n{pages.END}\nafter\n"
+    assert pages.insert(once, "new\n") == once
+    for wrong in ("no marks", f"{pages.END} {pages.BEGIN}", page + page):
         with pytest.raises(ValueError, match="must have one"):
-            table.insert(wrong, "new\n")
+            pages.insert(wrong, "new\n")
 
 
 def test_an_empty_folder_has_no_table(tmp_path):

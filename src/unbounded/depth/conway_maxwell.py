@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from unbounded.depth.base import DepthFamily
+from unbounded.depth.rates import RateFamily
 
 # Terms below exp(−_NEGLIGIBLE) of the largest do not change a sum in double precision.
 _NEGLIGIBLE = 50.0
 
 
-class TruncatedConwayMaxwell(DepthFamily):
+class TruncatedConwayMaxwell(RateFamily):
     """q(ℓ; μ) ∝ (μ^(ℓ−1)/(ℓ−1)!)^ν, truncated at the δ-quantile: Conway–Maxwell–Poisson.
 
     The variance of a Poisson is its mean: a posterior around depth 9 has mass from depth 4 to 14,
@@ -41,35 +41,15 @@ class TruncatedConwayMaxwell(DepthFamily):
         quantile: float = 0.95,
         limit: int | None = None,
     ):
-        super().__init__()
-        rate, concentration, quantile = float(rate), float(concentration), float(quantile)
-        for name, value in (("rate", rate), ("concentration", concentration)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive finite number, got {value}")
-        if not 0.5 <= quantile < 1:
-            raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.concentration = concentration
-        self.quantile = quantile
-        self.limit = limit
-        # Inverse of softplus, written so that it is exact for large and for tiny rates.
-        self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
-        self._memo: tuple[float, int] | None = None
-        self._table: tuple[Tensor, Tensor] | None = None
+        super().__init__(rate, quantile, limit)
+        self.concentration = float(concentration)
+        if not (self.concentration > 0 and math.isfinite(self.concentration)):
+            raise ValueError(
+                f"concentration must be a positive finite number, got {self.concentration}"
+            )
 
-    @property
-    def rate(self) -> float:
-        """μ. For a gradient, take it of `log_probs`."""
-        return float(F.softplus(self.raw_rate.detach().double()))
-
-    def max_depth(self) -> int:
-        """m(q) = 1 + the δ-quantile. One host read of μ."""
-        rate = self.rate
-        if self._memo is None or self._memo[0] != rate:
-            depth = 1 + conway_maxwell_quantile(rate, self.concentration, self.quantile)
-            self._memo = (rate, depth if self.limit is None else min(depth, self.limit))
-        return self._memo[1]
+    def _quantile(self, rate: float) -> int:
+        return conway_maxwell_quantile(rate, self.concentration, self.quantile)
 
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of μ's parameter."""
@@ -84,35 +64,12 @@ class TruncatedConwayMaxwell(DepthFamily):
 
     @torch.no_grad()
     def members(self, factors: Tensor, depth: int) -> Tensor:
-        """log q of the members with μ·factors, `(candidates, depth)`; see `TruncatedPoisson`."""
+        """log q of the members with the rates μ·factors, `(candidates, depth)`."""
         # The normalising sum has no closed form: it goes well beyond all supports in question.
         counts, log_factorials = self._counts(2 * depth + 50)
         rates = F.softplus(self.raw_rate.double()) * factors.double()
         scores = self.concentration * (counts * rates.log()[:, None] - log_factorials)
-        mass = scores.softmax(1)
-        inside = mass.cumsum(1) - mass < self.quantile
-        if self.limit is not None:
-            inside &= counts < self.limit
-        return scores.where(inside, -torch.inf).log_softmax(1)[:, :depth]
-
-    @torch.no_grad()
-    def scale_rate(self, factor: Tensor) -> None:
-        """μ ← μ·factor, a scalar tensor, in place and without a host read."""
-        rate = F.softplus(self.raw_rate.double()) * factor.double()
-        self.raw_rate.copy_(rate + (-torch.expm1(-rate)).log())
-
-    def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
-        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until one is too short."""
-        table, device = self._table, self.raw_rate.device
-        if table is None or table[0].shape[0] < depth or table[0].device != device:
-            with torch.inference_mode(False):  # what predicting makes serves training too
-                counts = torch.arange(2 * depth, dtype=torch.float64, device=device)
-                table = self._table = (counts, torch.lgamma(counts + 1))
-        return table[0][:depth], table[1][:depth]
-
-    def mode(self) -> int:
-        """⌈μ⌉, as for a Poisson: q(k+1)/q(k) = (μ/k)^ν is above 1 just where μ/k is."""
-        return min(max(1, math.ceil(self.rate)), self.max_depth())
+        return self._cut(scores, scores.softmax(1), counts)[:, :depth]
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this family; μ itself travels as a parameter."""

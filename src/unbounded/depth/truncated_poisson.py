@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unbounded.depth.base import DepthFamily
+from unbounded.depth.rates import RateFamily
 
 # Half the width of the window of candidates that is evaluated around the first guess of the
 # quantile. The guess below is off by at most 2 for rates from 1e-8 to 1e8 and quantiles up to
@@ -17,7 +17,7 @@ from unbounded.depth.base import DepthFamily
 _HALF_WINDOW = 4
 
 
-class TruncatedPoisson(DepthFamily):
+class TruncatedPoisson(RateFamily):
     """q(ℓ; λ) with ℓ−1 ~ Poisson(λ), truncated at the δ-quantile (Theorem 1, TP(δ)).
 
     q(ℓ; λ) ∝ Poisson(ℓ−1; λ) for ℓ−1 ≤ δ-quantile of Poisson(λ), so that
@@ -36,34 +36,10 @@ class TruncatedPoisson(DepthFamily):
     """
 
     def __init__(self, rate: float = 1.0, quantile: float = 0.95, limit: int | None = None):
-        super().__init__()
-        rate, quantile = float(rate), float(quantile)
-        if not (rate > 0 and math.isfinite(rate)):
-            raise ValueError(f"rate must be a positive finite number, got {rate}")
-        if not 0.5 <= quantile < 1:
-            raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.quantile = quantile
-        self.limit = limit
-        # Inverse of softplus, written so that it is exact for large and for tiny rates.
-        self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
-        self._memo: tuple[float, int] | None = None
-        self._table: tuple[Tensor, Tensor] | None = None
+        super().__init__(rate, quantile, limit)
 
-    @property
-    def rate(self) -> float:
-        """λ. For a gradient, take it of `log_probs`."""
-        raw: float = self.raw_rate.item()
-        return raw if raw > 30 else math.log1p(math.exp(raw))
-
-    def max_depth(self) -> int:
-        """m(q) = 1 + the δ-quantile of Poisson(λ). One host read of λ."""
-        rate = self.rate
-        if self._memo is None or self._memo[0] != rate:
-            depth = 1 + poisson_quantile(rate, self.quantile)
-            self._memo = (rate, depth if self.limit is None else min(depth, self.limit))
-        return self._memo[1]
+    def _quantile(self, rate: float) -> int:
+        return poisson_quantile(rate, self.quantile)
 
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of λ's parameter."""
@@ -81,29 +57,11 @@ class TruncatedPoisson(DepthFamily):
 
     @torch.no_grad()
     def members(self, factors: Tensor, depth: int) -> Tensor:
-        """log q of the members with the rates λ·factors, `(candidates, depth)`, no host read.
-
-        Args:
-            factors: `(candidates,)`, positive.
-            depth: how far to look; deep enough for the supports of all of them.
-
-        Returns:
-            log q(ℓ) of each for ℓ = 1 … depth, −∞ outside of its own support.
-        """
+        """log q of the members with the rates λ·factors, `(candidates, depth)`."""
         counts, log_factorials = self._counts(depth)
         rates = F.softplus(self.raw_rate.double()) * factors.double()
-        log_poisson = counts * rates.log()[:, None] - log_factorials - rates[:, None]
-        mass = log_poisson.exp()
-        inside = mass.cumsum(1) - mass < self.quantile  # up to the δ-quantile and no further
-        if self.limit is not None:
-            inside &= counts < self.limit
-        return log_poisson.where(inside, -torch.inf).log_softmax(1)
-
-    @torch.no_grad()
-    def scale_rate(self, factor: Tensor) -> None:
-        """λ ← λ·factor, a scalar tensor, in place and without a host read."""
-        rate = F.softplus(self.raw_rate.double()) * factor.double()
-        self.raw_rate.copy_(rate + (-torch.expm1(-rate)).log())
+        scores = counts * rates.log()[:, None] - log_factorials - rates[:, None]
+        return self._cut(scores, scores.exp(), counts)
 
     @torch.no_grad()
     def backward(self, log_probs: Tensor, grad: Tensor) -> None:
@@ -119,23 +77,9 @@ class TruncatedPoisson(DepthFamily):
         slope = _slope(grad, log_probs, self._counts(depth)[0], self._memo[0]).to(raw_rate.dtype)
         raw_rate.grad = slope if raw_rate.grad is None else raw_rate.grad + slope
 
-    def mode(self) -> int:
-        """⌈λ⌉: the smaller of the two modes of a Poisson where λ is an integer (Theorem 1)."""
-        return min(max(1, math.ceil(self.rate)), self.max_depth())
-
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this family; λ itself travels as a parameter."""
         return {"quantile": self.quantile, "limit": self.limit}
-
-    def _counts(self, depth: int) -> tuple[Tensor, Tensor]:
-        """0 … depth−1 and log of their factorials, both `(depth,)`; kept until one is too short."""
-        table, device = self._table, self.raw_rate.device
-        if table is None or table[0].shape[0] < depth or table[0].device != device:
-            # Outside of inference mode: a table first made while predicting serves training too.
-            with torch.inference_mode(False):
-                counts = torch.arange(2 * depth, dtype=torch.float64, device=device)
-                table = self._table = (counts, torch.lgamma(counts + 1))
-        return table[0][:depth], table[1][:depth]
 
 
 class _LogProbs(torch.autograd.Function):

@@ -2,12 +2,13 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unbounded import elbo
+from unbounded.depth import RateFamily
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -90,10 +91,9 @@ class RateAscent(DepthRule):
 
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for a support of 1 … depth and a margin; doubles, so it rarely moves."""
-        if not hasattr(model.depth, "members"):
+        if not isinstance(model.depth, RateFamily):
             raise ValueError(
-                f"RateAscent compares members of the family; {type(model.depth).__name__} has no "
-                "members(factors, depth), as TruncatedPoisson has"
+                f"RateAscent compares members of a RateFamily; {type(model.depth).__name__} is none"
             )
         needed, device = depth + self._margin(depth), model.anchor.device
         if self._mean.shape[0] >= needed and self._mean.device == device:
@@ -135,7 +135,8 @@ class RateAscent(DepthRule):
             ]
         )
         worth = worth + self._log_prior[first - 1 : last + margin]
-        family: Any = model.depth
+        family = model.depth
+        assert isinstance(family, RateFamily)  # see `reserve`
         log_q = family.members(self._steps.exp(), last + margin)
         log_q = log_q[:, first - 1 :]
         bound = (log_q.exp() * (worth - log_q.where(log_q > -math.inf, 0.0))).sum(1)

@@ -3,7 +3,6 @@
 Reads the runs in the folder RESULTS, and writes `table.md` and the figures beside them.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from unbounded.experiments.cifar10.results import (
     select,
 )
 from unbounded.experiments.cifar10.study import MARK
-from unbounded.experiments.uci.table import BEGIN, END, insert
+from unbounded.experiments.pages import rewrite
 
 RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
 
@@ -303,16 +302,7 @@ def write(folder: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the tables again."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="folder of a study")
-    parser.add_argument("--into", type=Path, help=f"also between {BEGIN} and {END} of this page")
-    options = parser.parse_args(arguments)
-    text = write(options.results)
-    print(text)
-    if options.into is not None:
-        page = options.into.read_text(encoding="utf-8")
-        records.write_text(options.into, insert(page, text))
-    return 0
+    return rewrite(write, __doc__, "folder of a study", arguments)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Reads the results of each set in the folder RESULTS, and writes `table.md` and t
 them.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
+from unbounded.experiments.pages import rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
 from unbounded.experiments.uci.published import Figure
@@ -225,33 +225,9 @@ def write(folder: Path) -> str:
     return text
 
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
-
-
-def insert(page: str, text: str) -> str:
-    """A page with `text` between its two marks.
-
-    Raises:
-        ValueError: if the marks are not there.
-    """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page must have one {BEGIN} and one {END} behind it")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write the tables again."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="folder with NAME.json of each set")
-    parser.add_argument("--into", type=Path, help=f"also between {BEGIN} and {END} of this page")
-    options = parser.parse_args(arguments)
-    text = write(options.results)
-    print(text)
-    if options.into is not None:
-        page = options.into.read_text(encoding="utf-8")
-        records.write_text(options.into, insert(page, text))
-    return 0
+    return rewrite(write, __doc__, "folder with NAME.json of each set", arguments)
 
 
 if __name__ == "__main__":
