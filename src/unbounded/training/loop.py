@@ -125,7 +125,7 @@ def fit(
         equal_heads: let the heads of rare depths learn as fast as those of probable ones: their
             gradients without the factor q(ℓ), which moves no zero of the gradient.
         engine: how steps are carried out: `unbounded.engine.Eager()`, or `Graphs()` for CUDA
-            graphs. By default graphs on a CUDA device where the model allows it.
+            graphs. By default graphs for `ImageData` on a CUDA device.
         callbacks: objects with the hooks of `Callback`.
         progress: show a progress bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, atomically.
@@ -284,7 +284,7 @@ class Trainer:
     def _default_engine(self) -> Engine:
         """Graphs where they are possible, else one operation after another."""
         captures = self.model.anchor.is_cuda and self.scaler is None and not self.drop_inactive
-        if captures and isinstance(self.data, ArrayBatches | ImageBatches):
+        if captures and isinstance(self.data, ImageBatches):
             from unbounded.engine.captured import Graphs
 
             try:
