@@ -58,6 +58,7 @@ def spiral_epoch() -> Figure:
         drop_inactive=False,
         callbacks=(),
     )
+    trainer.engine.start(trainer)
 
     def ours() -> None:
         for _ in range(5):

@@ -117,7 +117,7 @@ class Graphs(Engine):
             torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.clip, foreach=True)
         trainer.optimizer.step()
         self._lambda.send()
-        return Done(entry.terms.clone(), births)
+        return Done(entry.terms.clone().unbind(), births)
 
     def end_epoch(self) -> None:
         """Keep what a checkpoint needs of λ's way to the host."""

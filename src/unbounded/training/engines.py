@@ -1,9 +1,9 @@
 """How a step of `fit` is carried out: the interface, and the plain way."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
 from unbounded.training.batches import Batch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Done(NamedTuple):
     """What a step leaves behind."""
 
-    terms: Tensor  # the three terms of 𝓛, (3,), on the model's device
+    terms: Sequence[Tensor]  # the three terms of 𝓛, scalars on the model's device
     births: range  # hidden layers that were born before it
 
 
@@ -68,4 +68,4 @@ class Eager(Engine):
             equal_heads=trainer.equal_heads,
             at=f" at step {trainer.step + 1} (epoch {trainer.epoch + 1})",
         )
-        return Done(torch.stack(info.terms), info.growth.hidden)
+        return Done(info.terms, info.growth.hidden)

@@ -66,8 +66,6 @@ class Gradient:
             self._by_hand = _ByHand.of(self, x, y)
         if self._by_hand is not None:
             self.terms: ElboTerms = self._by_hand.sums.terms()
-            self.log_lik: Tensor = self._by_hand.sums.log_lik / num_data
-            """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, detached."""
         else:
             if autocast is None:
                 outputs = model.network(x, last, first)
@@ -76,7 +74,7 @@ class Gradient:
                     outputs = model.network(x, last, first)
                 outputs = outputs.float()
             log_lik = model.likelihood.log_prob(outputs, y)
-            self.log_lik = _mean(log_lik.detach(), weights)
+            self._by_row = log_lik.detach()
             with torch.set_grad_enabled(not self.closed_form):
                 self.hidden_kl, self.head_kl = model.weight_kl(first, last)
             self.terms = elbo.elbo_terms(
@@ -90,6 +88,15 @@ class Gradient:
                 model.cumulative_heads,
             )
         self.loss = self.terms.loss(num_data)
+
+    @property
+    def log_lik(self) -> Tensor:
+        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, detached."""
+        if self._by_hand is not None:
+            return self._by_hand.sums.log_lik / self.num_data
+        if self.weights is None:
+            return self._by_row.mean(1)
+        return self._by_row @ self.weights / self._by_row.shape[1]
 
     def backward(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Fill `grad` of the active parameters, which must be None before."""
@@ -145,11 +152,6 @@ class Gradient:
                 factors.append(each[row])
         if grads:  # without a host read, hence tensors and not numbers as factors
             torch._foreach_addcmul_(grads, values, factors)
-
-
-def _mean(log_lik: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean over the batch, rows counted as often as their weights say: `(depth,)`."""
-    return log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
 
 
 class _ByHand:

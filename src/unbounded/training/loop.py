@@ -394,7 +394,7 @@ class Trainer:
         for index, batch in enumerate(self.data):
             done = self.engine.step(batch, grow=each_step or index == 0)
             self.step += 1
-            sums.append(done.terms)
+            sums.extend(done.terms)
             if done.births:
                 self._record_birth(done.births)
             if per_step is not None:
@@ -404,7 +404,7 @@ class Trainer:
         if not sums:
             raise ValueError("the loader gave no batches")
         # One host read for all the terms of the epoch.
-        terms = torch.stack(sums).double().mean(0).tolist()
+        terms = torch.stack(sums).view(-1, 3).double().mean(0).tolist()
         self.engine.check(terms)
         row: Row = {
             "epoch": self.epoch,

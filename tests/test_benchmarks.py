@@ -1,0 +1,32 @@
+"""The benchmarks run; how fast is for them to say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of an installation")
+images = pytest.importorskip("benchmarks.images")
+
+
+def once(candidates, *options, **more):
+    """Call each, as the clock would, and claim a second for it."""
+    for candidate in candidates:
+        candidate()
+    return [1.0] * len(candidates)
+
+
+@pytest.mark.parametrize("name", ["spiral_epoch", "step_ratio", "depth_scaling"])
+def test_figures(monkeypatch, name):
+    monkeypatch.setattr(core, "best_times", once)
+    figure = getattr(core, name)()
+    assert figure.ours > 0
+    assert figure.target
+
+
+def test_the_rate_of_a_depth():
+    for depth in (2, 10, 21):
+        assert images.ub.TruncatedPoisson(images.rate_for(depth)).max_depth() == depth
+    with pytest.raises(ValueError, match="no λ ends at depth 0"):
+        images.rate_for(0)
