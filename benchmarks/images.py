@@ -83,7 +83,7 @@ def seconds(trainer: Trainer, epochs: int, device: torch.device) -> list[float]:
     return found[1:]
 
 
-def profile(trainer: Trainer, path: Path | None) -> None:
+def profile(trainer: Trainer) -> None:
     """The kernels of a few steps, by time."""
     batches = iter(trainer.data)
     with torch.profiler.profile() as seen:
@@ -141,7 +141,7 @@ def main() -> None:
                     flush=True,
                 )
                 if options.profile and device.type == "cuda":
-                    profile(trainer, options.out)
+                    profile(trainer)
                 engine.end()
                 torch.cuda.empty_cache()
             print(f"UDN ÷ finite at depth {depth}: {medians['UDN'] / medians['finite']:.3f}")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from unbounded.data.downloads import FOLDER
+
 # The tests' networks are tiny: a second thread only waits, for long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(1)
@@ -18,3 +20,9 @@ settings.load_profile("fixed")
 def _same_random_state():
     """Each test starts from the same state of torch's global generator."""
     torch.manual_seed(1234)
+
+
+@pytest.fixture
+def no_folder(monkeypatch):
+    """No folder of data in the environment: loaders go to their cache or download."""
+    monkeypatch.delenv(FOLDER, raising=False)

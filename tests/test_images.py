@@ -9,7 +9,6 @@ import pickle
 import struct
 import sys
 import tarfile
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import serving
 from unbounded.data import cifar10, downloads, pickles, uci
 from unbounded.data.downloads import DataError
 from unbounded.data.images import Images, from_arrays, from_folder
@@ -683,20 +683,8 @@ def served(content: bytes, cut: int | None = None):
         def log_message(self, *words):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/set.tar.gz", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture
-def no_folder(monkeypatch):
-    monkeypatch.delenv(downloads.FOLDER, raising=False)
+    with serving(Handler) as address:
+        yield f"{address}/set.tar.gz", asked
 
 
 def md5(content: bytes) -> str:

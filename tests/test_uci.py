@@ -3,7 +3,6 @@
 import http.server
 import json
 import math
-import threading
 import xml.etree.ElementTree as ElementTree
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from helpers import same, state
+from helpers import same, serving, state
 from unbounded.cli import main
 from unbounded.data import uci
 from unbounded.depth import TruncatedPoisson
@@ -156,27 +155,10 @@ def served(data: uci.UCISet):
             numbers = [f"{row:.18e}" for row in np.flatnonzero(mask)]
             files[f"/{base}/index_test_{index}.txt"] = lines(numbers)
     handler = type("Mine", (Handler,), {"files": files, "asked": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    base = f"http://127.0.0.1:{server.server_address[1]}"
-    entry = uci.Entry(
-        len(data.test_masks),
-        len(data.gap_test_masks),
-        data.checksum,
-        uci.Source(f"{base}/set", f"{base}/gap"),
-    )
-    try:
-        yield handler, entry
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture
-def no_folder(monkeypatch):
-    monkeypatch.delenv(uci.FOLDER, raising=False)
+    with serving(handler) as base:
+        source = uci.Source(f"{base}/set", f"{base}/gap")
+        counts = len(data.test_masks), len(data.gap_test_masks)
+        yield handler, uci.Entry(*counts, data.checksum, source)
 
 
 def test_a_download_is_checked_and_kept(tmp_path, monkeypatch, no_folder):

@@ -55,13 +55,6 @@ class TruncatedConwayMaxwell(RateFamily):
         """log q(1), …, log q(m): shape `(max_depth,)`, in the dtype of μ's parameter."""
         return self.log_probs_up_to(self.max_depth())
 
-    def log_probs_up_to(self, depth: int) -> Tensor:
-        """log q(1), …, log q(depth) with the support held there, without a host read."""
-        counts, log_factorials = self._counts(depth)
-        rate = F.softplus(self.raw_rate.double())
-        scores = self.concentration * (counts * rate.log() - log_factorials)
-        return scores.log_softmax(0).to(self.raw_rate.dtype)
-
     @torch.no_grad()
     def members(self, factors: Tensor, depth: int) -> Tensor:
         """log q of the members with the rates μ·factors, `(candidates, depth)`."""

@@ -38,6 +38,9 @@ class RateFamily(DepthFamily):
         self._table: tuple[Tensor, Tensor] | None = None
         self._view: tuple[int, Tensor, Tensor] | None = None
 
+    concentration: float = 1.0
+    """ν of q(ℓ) ∝ (λ^(ℓ−1)/(ℓ−1)!)^ν; 1 is the Poisson."""
+
     @property
     def rate(self) -> float:
         """λ. For a gradient, take it of `log_probs`."""
@@ -67,6 +70,13 @@ class RateFamily(DepthFamily):
             depth = 1 + self._quantile(rate)
             self._memo = (rate, depth if self.limit is None else min(depth, self.limit))
         return self._memo[1]
+
+    def log_probs_up_to(self, depth: int) -> Tensor:
+        """log q(1), …, log q(depth) with the support held there, without a host read."""
+        counts, log_factorials = self._counts(depth)
+        rate = F.softplus(self.raw_rate.double())
+        scores = self.concentration * (counts * rate.log() - log_factorials)
+        return scores.log_softmax(0).to(self.raw_rate.dtype)
 
     def mode(self) -> int:
         """⌈λ⌉: the smaller of two modes where λ is an integer (Theorem 1)."""

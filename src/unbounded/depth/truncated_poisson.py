@@ -48,13 +48,6 @@ class TruncatedPoisson(RateFamily):
         log_probs: Tensor = _LogProbs.apply(self.raw_rate, self._memo[0], *self._counts(depth))
         return log_probs
 
-    def log_probs_up_to(self, depth: int) -> Tensor:
-        """log q(1), …, log q(depth) with the support held there, without a host read."""
-        counts, log_factorials = self._counts(depth)
-        rate = F.softplus(self.raw_rate.double())
-        scores = counts * rate.log() - log_factorials
-        return scores.log_softmax(0).to(self.raw_rate.dtype)
-
     @torch.no_grad()
     def members(self, factors: Tensor, depth: int) -> Tensor:
         """log q of the members with the rates λ·factors, `(candidates, depth)`."""

@@ -51,7 +51,6 @@ class Graphs(Engine):
         if lag < 0:
             raise ValueError(f"lag must be at least 0, got {lag}")
         self.lag, self.compiles, self.graphs, self.tunes = lag, compiles, graphs, tunes
-        self.captured = 0
         self.capture_seconds = 0.0
 
     def start(self, trainer: "Trainer") -> None:
@@ -69,8 +68,6 @@ class Graphs(Engine):
         self._current: _Entry | None = None
         self._lambda = _Lagging(model.depth, self.lag, trainer.lambdas)
         self._support = (model.depth.first_depth(), model.depth.max_depth())
-        if trainer.depth_rule is not None:
-            trainer.depth_rule.reserve(model, self._support[1])
         compiles = self.compiles
         if compiles is None:
             pools = any(p.dim() == 4 for p in model.network.parameters())
@@ -94,7 +91,6 @@ class Graphs(Engine):
                 self._forget()
         entry = self._entry(batch)
         entry.fill(batch)
-        captured = self._runner.captured
         started = time.perf_counter() if entry.runs < 2 else 0.0
         if entry.runs < 2 and self.tunes:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True):
@@ -105,11 +101,8 @@ class Graphs(Engine):
         if entry.runs <= 2 and self._runner.captures:
             torch.cuda.synchronize(model.anchor.device)
             self.capture_seconds += time.perf_counter() - started
-        self.captured += self._runner.captured - captured
         if entry is not self._current or entry.runs <= 2:
-            for group in trainer.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            trainer.optimizer.zero_grad(set_to_none=True)
             for parameter, grad in entry.grads:
                 parameter.grad = grad
             self._current = entry
@@ -192,9 +185,7 @@ class _Entry:
         )
         gradient.backward()
         if trainer.depth_rule is not None:
-            trainer.depth_rule.update(gradient)
-            for parameter in model.depth.parameters():
-                parameter.grad = None
+            trainer.depth_rule.move(gradient)
         self.terms = torch.stack([term.detach() for term in gradient.terms])
         self.grads = [(p, p.grad) for p in parameters if p.grad is not None]
         # Tensors from outside that the graph reads must outlive it, caches above all.
@@ -210,7 +201,6 @@ class _Lagging:
     """A copy of the depth family on the host, `lag` steps behind the one on the device."""
 
     def __init__(self, family: nn.Module, lag: int, pending: list[Tensor] | None):
-        self.family = family
         self.lag = lag
         self.parameters = list(family.parameters())
         self.shadow = copy.deepcopy(family).cpu()

@@ -48,6 +48,10 @@ class ArrayBatches:
     def __len__(self) -> int:
         return -(-self.num_data // self.batch_size)
 
+    def head(self, rows: int) -> Batch:
+        """The first rows, unshuffled: to try the layers on."""
+        return Batch(self.x[:rows], self.y[:rows], None)
+
     def __iter__(self) -> Iterator[Batch]:
         x, y, weights = self.x, self.y, self.weights
         if self.generator is not None:

@@ -29,6 +29,12 @@ class DepthRule(ABC):
     def update(self, gradient: "Gradient") -> None:
         """Look at a batch and move λ."""
 
+    def move(self, gradient: "Gradient") -> None:
+        """`update`, and leave the optimiser no gradient to move λ by."""
+        self.update(gradient)
+        for parameter in gradient.model.depth.parameters():
+            parameter.grad = None
+
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint has to keep."""
         return {}

@@ -500,11 +500,8 @@ def _check_model(model: "UDN", sets: Mapping[str, Batches]) -> None:
     """Run a few rows of each set through the layers: shapes fail here, not in mid-training."""
     with evaluating(model), torch.no_grad():
         for data in sets.values():
-            if isinstance(data, ImageBatches):
+            if isinstance(data, ArrayBatches | ImageBatches):
                 x, y, _ = data.head(2)
-                model.likelihood.check_outputs(model(x), y)
-            elif isinstance(data, ArrayBatches):
-                x, y = data.x[:2], data.y[:2]
                 model.likelihood.check_outputs(model(x), y)
 
 

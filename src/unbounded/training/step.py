@@ -94,9 +94,7 @@ def step(
     gradient.backward(scaler)
     if depth_rule is not None:
         depth_rule.reserve(model, gradient.posterior.last)
-        depth_rule.update(gradient)
-        for parameter in model.depth.parameters():
-            parameter.grad = None
+        depth_rule.move(gradient)
     if scaler is not None and clip is not None:
         scaler.unscale_(optimizer)
     if clip is not None:

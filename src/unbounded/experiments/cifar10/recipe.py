@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 import unbounded as ub
 from unbounded.data.images import Images
 from unbounded.training import Augment, ImageData, RateAscent
-from unbounded.training.optimizers import param_groups
 
 SCHEDULES = ("fast", "paper")
 RULES = ("ascent", "gradient")
@@ -218,10 +217,11 @@ class Run:
 
     def optimizer(self, model: ub.UDN, recipe: Recipe) -> torch.optim.Optimizer:
         """SGD over the groups of the model."""
-        groups = param_groups(model, recipe.lr, depth_lr_ratio=1.0)
-        return torch.optim.SGD(
-            groups,
-            lr=recipe.lr,
+        return ub.make_optimizer(
+            model,
+            torch.optim.SGD,
+            recipe.lr,
+            depth_lr_ratio=1.0,
             momentum=recipe.momentum,
             nesterov=recipe.nesterov,
             weight_decay=recipe.weight_decay,

@@ -15,8 +15,9 @@ from unbounded.data.images import Images
 from unbounded.engine import Eager, Graphs
 from unbounded.experiments import records
 from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
-from unbounded.predictive import predict_in_batches
+from unbounded.predictive import predict
 from unbounded.training import Callback, ImageData
 from unbounded.training.batches import batches
 from unbounded.training.loop import Trainer
@@ -79,7 +80,7 @@ def train(
     )
     optimizer = run.optimizer(model, recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
-    looker = _Looker(model, held_out, name, recipe, device, minutes)
+    looker = _Looker(model, held_out, name, recipe, minutes)
     trainer.configure(
         optimizer=optimizer,
         lr=recipe.lr,
@@ -145,7 +146,6 @@ class _Looker(Callback):
         held_out: ImageData,
         name: str,
         recipe: Recipe,
-        device: torch.device,
         minutes: float | None,
     ):
         bound = batches(held_out, model, what=name, batch_size=_ROWS)
@@ -171,14 +171,15 @@ def scores(
     bound = batches(held_out, model, what=name, batch_size=_ROWS)
     with torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None):
         for x, y, _ in bound:
-            for prediction in predict_in_batches(model, x, _ROWS):
-                probabilities.append(prediction.probs.float().cpu().numpy())  # type: ignore[attr-defined]
-                right.append((prediction.classes_by_depth == y).float().cpu().numpy())  # type: ignore[attr-defined]
+            prediction = predict(model, x)
+            assert isinstance(prediction, ClassPrediction)
+            probabilities.append(prediction.probs.float().cpu().numpy())
+            right.append((prediction.classes_by_depth == y).float().cpu().numpy())
     probs, labels = np.concatenate(probabilities), np.asarray(held_out.y)
     chosen = np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)
     posterior = model.depth_log_probs().detach().exp().tolist()
     return {
-        f"{name}_accuracy": float((probs.argmax(1) == labels).mean()),
+        f"{name}_accuracy": metrics.accuracy(labels, probs),
         f"{name}_log_score": float(np.log(chosen).mean()),
         f"{name}_ece": float(metrics.ece(labels, probs)),
         "posterior": posterior,
