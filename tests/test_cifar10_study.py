@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 import unbounded as ub
 from unbounded.cli import main
@@ -148,19 +149,19 @@ def test_the_whole_study_is_the_papers():
     assert {run.model for run in runs if run.classes == ()} == {"udn", "5", "10", "20"}
     for pair in (EASY, HARD):
         assert {run.model for run in runs if run.classes == pair} == {"udn"}
-    assert {(run.lambda0, run.rule) for run in runs} == {(5.0, "ascent")}
+    assert {(run.lambda0, run.rule) for run in runs} == {(10.0, "ascent")}
 
 
 def test_starts_and_rules_are_for_udns_on_all_classes():
-    runs = plan.plan(lambda0=(1.0, 5.0, 20.0), rules=("gradient", "ascent"), seeds=(0,))
+    runs = plan.plan(lambda0=(1.0, 10.0, 20.0), rules=("gradient", "ascent"), seeds=(0,))
     full = [run for run in runs if run.model == "udn" and run.classes == ()]
     assert {(run.lambda0, run.rule) for run in full} == {
-        (start, rule) for start in (1.0, 5.0, 20.0) for rule in ("gradient", "ascent")
+        (start, rule) for start in (1.0, 10.0, 20.0) for rule in ("gradient", "ascent")
     }
     pairs = [run for run in runs if run.classes]
     assert [(run.classes, run.lambda0, run.rule) for run in pairs] == [
-        (EASY, 5.0, "gradient"),
-        (HARD, 5.0, "gradient"),
+        (EASY, 10.0, "gradient"),
+        (HARD, 10.0, "gradient"),
     ]
     assert sum(run.model == "10" for run in runs) == 1  # fixed depths have no λ
     without = plan.plan(lambda0=(2.0, 9.0), seeds=(0,))
@@ -172,10 +173,10 @@ def test_named_classes_are_for_every_model():
     assert [(run.model, run.classes, run.lambda0) for run in runs] == [
         ("udn", EASY, 1.0),
         ("udn", EASY, 5.0),
-        ("5", EASY, 5.0),
+        ("5", EASY, 10.0),
         ("udn", (), 1.0),
         ("udn", (), 5.0),
-        ("5", (), 5.0),
+        ("5", (), 10.0),
     ]
     assert len({run.name for run in runs}) == len(runs)
 
@@ -376,6 +377,28 @@ def test_a_quick_look_is_loud_and_keeps_to_itself(tmp_path, trainer, capsys, mon
     assert main(real) == 0
     assert main([*real, "--quick", "--out", str(study.OUT), "--resume"]) == 2
     assert "has runs of the study; name another folder" in capsys.readouterr().err
+
+
+def test_the_first_lambda_is_the_schedule_s_own(tmp_path, trainer):
+    words = ("--models", "udn", "--classes", "all", "--seeds", "1")
+    for name, more, expected in (
+        ("fast", (), 10.0),
+        ("paper", ("--schedule", "paper"), 5.0),
+        ("said", ("--schedule", "paper", "--lambda0", "3"), 3.0),
+    ):
+        assert reproduce(tmp_path / name, *words, *more) == 0
+        assert trainer.calls[-1]["run"].lambda0 == expected
+
+
+def test_what_a_fixed_depth_does_not_use_does_not_keep_it_out(tmp_path, trainer, capsys):
+    words = ("--classes", "all", "--seeds", "1", "--resume")
+    assert reproduce(tmp_path, *words, "--models", "5", "--set", "layer_price=3") == 0
+    assert reproduce(tmp_path, *words, "--models", "udn,5", "--set", "layer_price=4") == 0
+    assert trainer.names == ["5-all-seed0", "udn-ascent-lambda10-all-seed0"]
+    assert reproduce(tmp_path, *words, "--models", "udn,5", "--set", "layer_price=5") == 2
+    assert "layer_price was 4.0, now 5.0" in capsys.readouterr().err
+    assert reproduce(tmp_path, *words, "--models", "5", "--set", "lr=0.3") == 2
+    assert "lr was 0.2, now 0.3" in capsys.readouterr().err
 
 
 def test_few_images_of_each_class():
@@ -624,15 +647,19 @@ def test_accuracy_beside_the_published():
 
 
 def test_the_udn_of_the_tables_is_of_one_kind():
-    kinds = [(5.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
+    kinds = [(10.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
     runs = study_of(*[(Run("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
     found = results.headline(runs)
     assert [(r["run"]["lambda0"], r["run"]["rule"]) for r in found] == [(1.0, "ascent")]
+    usual = study_of((Run("udn", 0), 0.93, 4))
+    assert results.headline([*runs, *usual]) == usual
     runs += study_of((Run("udn", 0), 0.93, 4), (Run("udn", 1), 0.94, 4))
     assert [r["test_accuracy"] for r in results.headline(runs)] == [0.93, 0.94]
+    many = study_of(*[(Run("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
+    assert results.headline([*runs, *many])[-3:] == many  # where most seeds are
     text = table.accuracy_table(runs)
-    assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 5")[3].strip("*") == "93.50 ± 0.71"
-    other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 5")
+    assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 10")[3].strip("*") == "93.50 ± 0.71"
+    other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 10")
     assert (other[1], other[3]) == ("–", "90.00")
     assert not results.headline(runs, EASY)
 
@@ -821,12 +848,24 @@ def test_changes_of_the_recipe_by_words():
             Recipe().changed([word])
 
 
-def test_the_family_follows_the_recipe():
-    run = Run("udn", 0, (), 5.0)
-    assert type(run.build(Recipe(width=4), 3, 10).depth) is ub.TruncatedPoisson
-    family = run.build(Recipe(width=4, concentration=4.0), 3, 10).depth
-    assert isinstance(family, ub.TruncatedConwayMaxwell)
-    assert family.concentration == 4
-    assert family.rate == pytest.approx(5)
-    fixed = Run("3", 0).build(Recipe(width=4, concentration=4.0), 3, 10)
-    assert type(fixed.depth) is ub.FixedDepth
+def test_family_and_prior_follow_the_rule():
+    recipe = Recipe(width=4, layer_price=7.0, prior_rate=2.0)
+    paper = Run("udn", 0, (), 5.0, "gradient").build(recipe, 3, 10)
+    assert type(paper.depth) is ub.TruncatedPoisson
+    assert paper.depth_prior.config() == {"rate": 2.0}
+    ours = Run("udn", 0, (), 5.0).build(recipe, 3, 10)
+    assert isinstance(ours.depth, ub.TruncatedConwayMaxwell)
+    assert ours.depth.concentration == 1  # it begins as a Poisson
+    assert ours.depth.rate == pytest.approx(5)
+    log_prior = ours.depth_prior.log_prob(torch.arange(1, 5))
+    assert log_prior.diff().tolist() == pytest.approx([-7.0] * 3)
+    assert type(Run("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
+    assert Run("3", 0).callbacks(recipe) == Run("udn", 0, rule="gradient").callbacks(recipe) == []
+
+
+def test_pairs_of_classes_make_more_passes_and_sharpen_in_proportion():
+    recipe = Recipe(epochs=50, stretch=3.0, search=0.5, concentration=9.0)
+    for run, epochs in ((Run("udn", 0), 50), (Run("udn", 0, ("cat", "dog")), 150)):
+        assert run.epochs(recipe) == epochs
+        (sharpen,) = run.callbacks(recipe)
+        assert (sharpen.epoch, sharpen.concentration) == (epochs // 2, 9.0)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded import elbo
-from unbounded.training import RateAscent
+from unbounded.engine import Eager, Graphs
+from unbounded.training import RateAscent, Sharpen
 from unbounded.training.depth_rules import _as_grown
 from unbounded.training.gradients import Gradient
 
@@ -110,6 +111,8 @@ def test_the_rule_serves_every_family_with_members():
 
 def test_a_step_is_no_longer_than_the_speed():
     model, rule = model_at(3.0), RateAscent(0.01, memory=5)
+    observe(rule, model, lambda depth: 0.5 * depth, 0.0, 1e5, steps=25)
+    assert model.depth.rate == pytest.approx(3)  # nobody is grown yet: it waits
     for _ in range(50):
         before = model.depth.rate
         observe(rule, model, lambda depth: 0.5 * depth, 0.0, 1e5)
@@ -224,3 +227,80 @@ def test_errors_say_what_was_expected():
         RateAscent(0.1, memory=10, youth=5)
     with pytest.raises(ValueError, match="members of a RateFamily; FixedDepth is none"):
         RateAscent().reserve(classifier(ub.FixedDepth(2)), 2)
+
+
+def test_without_the_weights_cost_lambda_follows_worth_and_prior_alone():
+    """The price of the layers must not matter, and the rest must be the bound's maximum."""
+    rates = []
+    for price in (0.0, 500.0):
+        model, rule = model_at(4.0), RateAscent(0.05, memory=5, weight_cost=False)
+        observe(rule, model, saturating, price, 2000, steps=250)
+        rates.append(model.depth.rate)
+    assert rates[0] == rates[1]
+    grid = [0.05 * 1.02**step for step in range(400)]
+    best = max(bound(model, rate, saturating, 0.0, 2000) for rate in grid)
+    assert bound(model, rates[0], saturating, 0.0, 2000) > best - 1.0
+
+
+def sharpened(**options):
+    """A short run in which λ rises, then rests while the family narrows."""
+    model = classifier(
+        ub.TruncatedConwayMaxwell(2.0, 1.0),
+        width=16,
+        depth_prior=ub.PoissonDepth(30.0),
+        weight_prior=ub.GaussianWeights(30.0),
+    )
+    rule = RateAscent(0.05, memory=2)
+    x, y = classes(128)
+    options = {"epochs": 6, "batch_size": 16, "progress": False, **options}
+    result = ub.fit(model, x, y, depth_rule=rule, callbacks=[Sharpen(3, 9.0)], **options)
+    return model, result.history
+
+
+@pytest.mark.parametrize("engine", [Eager, Graphs])
+def test_sharpen_narrows_the_family_and_lets_lambda_rest(engine):
+    before, _ = sharpened(engine=engine(), epochs=3)
+    # The end of the third epoch is when it happens; the run above has seen it too.
+    model, history = sharpened(engine=engine())
+    depth = model.depth
+    assert depth.rate == before.depth.rate > 3
+    assert depth.concentration == 9
+    wide = ub.TruncatedConwayMaxwell(depth.rate, 1.0)
+    assert depth.max_depth() < wide.max_depth()
+    assert depth.mode() == wide.mode()
+    rows = history.rows
+    assert [row["max_depth"] for row in rows[3:]] == [depth.max_depth()] * 3
+    assert rows[2]["depth_mean"] == pytest.approx(wide.mean(), rel=1e-4)
+    assert rows[3]["depth_mean"] == pytest.approx(depth.mean())
+
+
+@pytest.mark.parametrize("engine", [Eager, Graphs])
+@pytest.mark.parametrize("cut", [2, 3, 4])
+def test_a_sharpened_run_can_be_cut_anywhere(tmp_path, engine, cut):
+    whole, history = sharpened(engine=engine())
+    path = tmp_path / "run.checkpoint"
+    sharpened(engine=engine(), epochs=cut, checkpoint=path)
+    rest, later = sharpened(engine=engine(), checkpoint=path, resume=True)
+    assert same(state(whole), state(rest))
+    assert later.births == history.births
+    depths = [[row["depth_mean"] for row in h.rows] for h in (history, later)]
+    assert depths[0] == depths[1]
+
+
+def test_a_sharpened_model_can_be_saved(tmp_path):
+    model, _ = sharpened()
+    ub.save(model, tmp_path / "model.udn")
+    again = ub.load(tmp_path / "model.udn")
+    assert again.depth.concentration == 9
+    assert torch.equal(again.depth.log_probs(), model.depth.log_probs())
+
+
+def test_sharpen_says_what_it_needs():
+    x, y = classes(32)
+    options = {"epochs": 1, "batch_size": 16, "progress": False, "callbacks": [Sharpen(1, 4.0)]}
+    with pytest.raises(ValueError, match="needs a TruncatedConwayMaxwell, got TruncatedPoisson"):
+        ub.fit(classifier(), x, y, depth_rule=RateAscent(), **options)
+    with pytest.raises(ValueError, match="needs a depth_rule"):
+        ub.fit(classifier(ub.TruncatedConwayMaxwell(1.0)), x, y, **options)
+    with pytest.raises(ValueError, match="positive finite number, got 0"):
+        ub.TruncatedConwayMaxwell(1.0).sharpen(0)

@@ -6,8 +6,9 @@ import torch
 import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded.engine import Eager, Graphs, imagecheck
-from unbounded.engine.captured import _Lagging
-from unbounded.training import Callback, NonFiniteError, RateAscent
+from unbounded.engine.captured import _Entry, _Lagging
+from unbounded.network import Network
+from unbounded.training import Callback, DepthRule, NonFiniteError, RateAscent
 
 
 def rising(seed=0, **options):
@@ -65,6 +66,40 @@ def test_cut_in_two_at_a_checkpoint(tmp_path, rule):
     result = train(rest, Graphs(), checkpoint=path, resume=True, **options())
     assert same(state(whole), state(rest))
     assert result.history.births == births
+
+
+def test_caches_are_filled_before_a_graph_is_captured(monkeypatch):
+    """λ that comes back to a support after a step elsewhere must not fill a cache in its graph.
+
+    A graph cannot hold the copies from the host that filling takes, and what it makes is its own.
+    """
+    inside, filled = [], []
+    function, gather = _Entry.function, Network._gather
+
+    def watched(entry):
+        if entry.runs < 2:  # from then on a graph is replayed
+            inside.append(entry.support)
+        function(entry)
+        inside.clear()
+
+    def gathered(network, last, first):
+        assert not inside
+        filled.append(last)
+        return gather(network, last, first)
+
+    class Swing(DepthRule):
+        def reserve(self, model, depth):
+            return False
+
+        def update(self, gradient):
+            family, self.up = gradient.model.depth, not getattr(self, "up", False)
+            family.scale_rate(torch.tensor(4.0 if self.up else 0.25))
+
+    monkeypatch.setattr(_Entry, "function", watched)
+    monkeypatch.setattr(Network, "_gather", gathered)
+    train(rising(), Graphs(lag=0), depth_rule=Swing(), epochs=1)
+    assert len(set(filled)) == 2
+    assert len(filled) > 3
 
 
 def test_a_checkpoint_keeps_the_time_of_capturing(tmp_path):

@@ -24,7 +24,7 @@ class TruncatedConwayMaxwell(RateFamily):
 
     Args:
         rate: the first μ.
-        concentration: ν, fixed.
+        concentration: ν; not learnt, but `sharpen` changes it.
         quantile: δ in [0.5, 1).
         limit: a guard on `max_depth` for people with little memory; off by default.
 
@@ -42,11 +42,25 @@ class TruncatedConwayMaxwell(RateFamily):
         limit: int | None = None,
     ):
         super().__init__(rate, quantile, limit)
-        self.concentration = float(concentration)
-        if not (self.concentration > 0 and math.isfinite(self.concentration)):
-            raise ValueError(
-                f"concentration must be a positive finite number, got {self.concentration}"
-            )
+        # A buffer: it moves and is saved with μ, and a CUDA graph sees its changes.
+        self.nu: Tensor
+        self.register_buffer("nu", torch.ones((), dtype=torch.float64))
+        self.sharpen(concentration)
+
+    @property
+    def concentration(self) -> float:
+        """ν. A host read."""
+        return float(self.nu.item())
+
+    @torch.no_grad()
+    def sharpen(self, concentration: float) -> None:
+        """Set ν: the larger, the closer together the depths around the mode, which stays."""
+        if not (concentration > 0 and math.isfinite(concentration)):
+            raise ValueError(f"concentration must be a positive finite number, got {concentration}")
+        self.nu.fill_(concentration)
+
+    def _power(self) -> Tensor:
+        return self.nu
 
     def _quantile(self, rate: float) -> int:
         return conway_maxwell_quantile(rate, self.concentration, self.quantile)
@@ -61,7 +75,7 @@ class TruncatedConwayMaxwell(RateFamily):
         # The normalising sum has no closed form: it goes well beyond all supports in question.
         counts, log_factorials = self._counts(2 * depth + 50)
         rates = F.softplus(self.raw_rate.double()) * factors.double()
-        scores = self.concentration * (counts * rates.log()[:, None] - log_factorials)
+        scores = self.nu * (counts * rates.log()[:, None] - log_factorials)
         return self._cut(scores, scores.softmax(1), counts)[:, :depth]
 
     def config(self) -> dict[str, Any]:

@@ -34,12 +34,18 @@ class RateFamily(DepthFamily):
         self.limit = limit
         # Inverse of softplus, written so that it is exact for large and for tiny rates.
         self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
-        self._memo: tuple[float, int] | None = None
+        self._memo: tuple[float, float, int] | None = None  # λ, ν, m
         self._table: tuple[Tensor, Tensor] | None = None
         self._view: tuple[int, Tensor, Tensor] | None = None
 
-    concentration: float = 1.0
-    """ν of q(ℓ) ∝ (λ^(ℓ−1)/(ℓ−1)!)^ν; 1 is the Poisson."""
+    @property
+    def concentration(self) -> float:
+        """ν of q(ℓ) ∝ (λ^(ℓ−1)/(ℓ−1)!)^ν; 1 is the Poisson."""
+        return 1.0
+
+    def _power(self) -> Tensor | float:
+        """ν where the parameters are, without a host read."""
+        return 1.0
 
     @property
     def rate(self) -> float:
@@ -65,17 +71,17 @@ class RateFamily(DepthFamily):
 
     def max_depth(self) -> int:
         """m(q) = 1 + the δ-quantile. One host read of λ."""
-        rate = self.rate
-        if self._memo is None or self._memo[0] != rate:
+        rate, nu = self.rate, self.concentration
+        if self._memo is None or self._memo[:2] != (rate, nu):
             depth = 1 + self._quantile(rate)
-            self._memo = (rate, depth if self.limit is None else min(depth, self.limit))
-        return self._memo[1]
+            self._memo = (rate, nu, depth if self.limit is None else min(depth, self.limit))
+        return self._memo[2]
 
     def log_probs_up_to(self, depth: int) -> Tensor:
         """log q(1), …, log q(depth) with the support held there, without a host read."""
         counts, log_factorials = self._counts(depth)
         rate = F.softplus(self.raw_rate.double())
-        scores = self.concentration * (counts * rate.log() - log_factorials)
+        scores = self._power() * (counts * rate.log() - log_factorials)
         return scores.log_softmax(0).to(self.raw_rate.dtype)
 
     def mode(self) -> int:

@@ -90,6 +90,8 @@ class Graphs(Engine):
             if rule is not None and rule.reserve(model, self._support[1]):
                 self._forget()
         entry = self._entry(batch)
+        if entry.runs < 2:
+            entry.prepare()
         entry.fill(batch)
         started = time.perf_counter() if entry.runs < 2 else 0.0
         if entry.runs < 2 and self.tunes:
@@ -167,6 +169,15 @@ class _Entry:
         if self.weights is not None and batch.weights is not None:
             self.weights.copy_(batch.weights)
 
+    def prepare(self) -> None:
+        """Have the caches filled: what they keep must not be made inside of a graph.
+
+        They know one support at a time, and λ may have been elsewhere since the last run.
+        """
+        model, (first, last) = self.trainer.model, self.support
+        model.network.active(last, first)
+        model.depth_log_prior(model.posterior_over(first, last))
+
     def function(self) -> None:
         """Terms, gradients and, with a rule, the new λ."""
         trainer, model = self.trainer, self.trainer.model
@@ -202,9 +213,9 @@ class _Lagging:
 
     def __init__(self, family: nn.Module, lag: int, pending: list[Tensor] | None):
         self.lag = lag
-        self.parameters = list(family.parameters())
+        self.parameters = [*family.parameters(), *family.buffers()]
         self.shadow = copy.deepcopy(family).cpu()
-        self.shadows = list(self.shadow.parameters())
+        self.shadows = [*self.shadow.parameters(), *self.shadow.buffers()]
         self._cuda = bool(self.parameters) and self.parameters[0].is_cuda
         self._sent: deque[tuple[list[Tensor], torch.cuda.Event | None]] = deque()
         sizes = [p.numel() for p in self.parameters]

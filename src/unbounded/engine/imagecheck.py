@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from unbounded.depth import TruncatedPoisson
+from unbounded.depth import TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.engine.captured import Graphs
 from unbounded.layers import ResidualConv
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
 from unbounded.priors import GaussianWeights, PoissonDepth
-from unbounded.training import Augment, ImageData, RateAscent, fit, make_optimizer
+from unbounded.training import Augment, ImageData, RateAscent, Sharpen, fit, make_optimizer
 
 EPOCHS = 6
 
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.backends.cudnn.allow_tf32 = False
     good = True
     for rule in (None, RateAscent):
-        title = "the optimiser moves λ" if rule is None else "RateAscent moves λ"
+        title = "the optimiser moves λ" if rule is None else "RateAscent moves λ, then Sharpen"
         plain = train(device, rule, graphs=False)
         good &= _births(f"{title}: layers are born", plain)
         graphs = train(device, rule)
@@ -76,7 +76,7 @@ def train(
     model = UDN(
         ResidualConv(3, 4, width=8, stages=(2, 2)),
         Categorical(4),
-        TruncatedPoisson(2.0),
+        TruncatedPoisson(2.0) if rule is None else TruncatedConwayMaxwell(2.0, 1.0),
         PoissonDepth(200.0),  # pulls λ upwards: layers are born and graphs captured
         GaussianWeights(100.0),  # new layers cost next to nothing
         seed=1,
@@ -92,8 +92,9 @@ def train(
         batch_size=64,
         optimizer=optimizer,
         engine=Graphs(graphs=graphs, compiles=compiles),
-        depth_rule=None if rule is None else rule(0.02, memory=8),
+        depth_rule=None if rule is None else rule(0.04, memory=2),
         equal_heads=rule is not None,
+        callbacks=() if rule is None else [Sharpen(EPOCHS - 2, 4.0)],
         progress=False,
         **{"epochs": EPOCHS, **options},
     )

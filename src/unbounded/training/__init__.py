@@ -1,6 +1,7 @@
 """Training: one step for people with a loop of their own, `fit` for everybody else."""
 
 from unbounded.training.callbacks import Callback as Callback
+from unbounded.training.callbacks import Sharpen as Sharpen
 from unbounded.training.callbacks import TensorBoard as TensorBoard
 from unbounded.training.depth_rules import DepthRule as DepthRule
 from unbounded.training.depth_rules import RateAscent as RateAscent

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unbounded.depth import TruncatedConwayMaxwell
+
 if TYPE_CHECKING:
     from unbounded.training.loop import Trainer
 
@@ -22,6 +24,47 @@ class Callback:
 
     def on_fit_end(self, trainer: "Trainer") -> None:
         """After the last epoch, with the best epoch restored."""
+
+
+class Sharpen(Callback):
+    """Look for λ with a wide family, then go on with a narrow one around the mode that was found.
+
+    A family that is spread widely sees many depths and is not caught by the first that is a little
+    better than its neighbours. But all its heads pull at the layers that they share, and
+    the bound pays for each shallow one. Once λ is found, narrow members around the same mode are
+    the better approximation: deterministic annealing of q(ℓ), in one step.
+
+    The model's family must be a `TruncatedConwayMaxwell` (with ν = 1 it starts as the
+    paper's Poisson), and λ be moved by a `DepthRule` that can `rest`.
+
+    Args:
+        epoch: after which ν changes and λ rests.
+        concentration: ν from then on.
+    """
+
+    def __init__(self, epoch: int, concentration: float):
+        self.epoch, self.concentration = epoch, concentration
+
+    def on_fit_start(self, trainer: "Trainer") -> None:
+        """Refuse families and rules that it cannot change; the run may be beyond the epoch."""
+        if not isinstance(trainer.model.depth, TruncatedConwayMaxwell):
+            family = type(trainer.model.depth).__name__
+            raise ValueError(f"Sharpen needs a TruncatedConwayMaxwell, got {family}")
+        if trainer.depth_rule is None:
+            raise ValueError("Sharpen needs a depth_rule, such as RateAscent()")
+        self._look(trainer)
+
+    def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
+        """Has its time come?"""
+        self._look(trainer)
+
+    def _look(self, trainer: "Trainer") -> None:
+        family, rule = trainer.model.depth, trainer.depth_rule
+        if trainer.epoch >= self.epoch:
+            assert isinstance(family, TruncatedConwayMaxwell)
+            assert rule is not None  # see `on_fit_start`
+            family.sharpen(self.concentration)
+            rule.rest()
 
 
 class TensorBoard(Callback):

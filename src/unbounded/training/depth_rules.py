@@ -35,6 +35,10 @@ class DepthRule(ABC):
         for parameter in gradient.model.depth.parameters():
             parameter.grad = None
 
+    def rest(self) -> None:
+        """Leave λ where it is from now on, by a tensor that a CUDA graph reads."""
+        raise NotImplementedError(f"{type(self).__name__} cannot rest")
+
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint has to keep."""
         return {}
@@ -62,12 +66,17 @@ class RateAscent(DepthRule):
     A depth that came into the support less than `youth` steps ago counts as good as the deepest
     grown one, its layer as dear as grown ones are on average, and so do depths beyond the support:
     a newborn head predicts badly for a while, a newborn layer has weights that are yet to shrink,
-    and λ would draw back from every birth before it could show its worth.
+    and λ would draw back from every birth before it could show its worth. As long as nobody is
+    grown nothing can be said, and λ stays.
 
     Args:
         speed: the largest change of log λ in a step.
         memory: how many steps the running mean remembers.
         youth: for how many steps a depth is young; five times `memory` by default.
+        weight_cost: whether the KL_ℓ count. Weights in front of a normalisation can be scaled down
+            without a change of any output, so of layers made of these the supremum of 𝓛 over their
+            scales has KL_ℓ = 0, however large they were born and far they have shrunk since.
+            False is the ascent of this supremum.
         reach: how far from λ members are looked at, in log λ.
         candidates: how many of them, odd.
     """
@@ -79,6 +88,7 @@ class RateAscent(DepthRule):
         youth: int | None = None,
         reach: float = 0.4,
         candidates: int = 33,
+        weight_cost: bool = True,
     ):
         if not speed > 0:
             raise ValueError(f"speed must be positive, got {speed}")
@@ -90,10 +100,16 @@ class RateAscent(DepthRule):
             raise ValueError(f"reach must be at least the speed, {speed}, got {reach}")
         self.speed, self.reach = float(speed), float(reach)
         self.memory, self.candidates = int(memory), int(candidates)
+        self.weight_cost = bool(weight_cost)
         self.youth = 5 * self.memory if youth is None else int(youth)
         if self.youth < self.memory:
             raise ValueError(f"youth must be at least the memory, {memory}, got {youth}")
         self._mean = self._seen = self._log_prior = self._steps = torch.zeros(0)
+        self._pace = torch.ones((), dtype=torch.float64)
+
+    def rest(self) -> None:
+        """Leave λ where it is from now on."""
+        self._pace.zero_()
 
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for a support of 1 … depth and a margin; doubles, so it rarely moves."""
@@ -114,6 +130,7 @@ class RateAscent(DepthRule):
         # Close together near λ, so that it comes to rest, and wider apart further away.
         line = torch.linspace(-1, 1, self.candidates, dtype=torch.float64)
         self._steps = (self.reach * line**3).to(device)
+        self._pace = self._pace.to(device)
         return True
 
     @torch.no_grad()
@@ -128,9 +145,13 @@ class RateAscent(DepthRule):
         # Weights that grow with the steps forget how a depth began; then a plain memory.
         mean.add_((gradient.log_lik.double() - mean) * (2 / (seen + 1)).clamp(min=1 / self.memory))
         grown = seen > self.youth
-        value, price = _as_grown(mean, gradient.hidden_kl.double(), grown, first)
+        prices = gradient.hidden_kl.double() * self.weight_cost
+        value, price = _as_grown(mean, prices, grown, first)
         cost = elbo.weight_cost(
-            price, gradient.head_kl.double(), last - first + 1, model.cumulative_heads
+            price,
+            gradient.head_kl.double() * self.weight_cost,
+            last - first + 1,
+            model.cumulative_heads,
         )
         margin = self._margin(last)
         further = torch.arange(1, margin + 1, dtype=torch.float64, device=mean.device)
@@ -148,12 +169,12 @@ class RateAscent(DepthRule):
         bound = (log_q.exp() * (worth - log_q.where(log_q > -math.inf, 0.0))).sum(1)
         # Ties go to the middle: where nothing is to be gained λ stays.
         bound[self.candidates // 2] += 1e-9 * bound.abs().max()
-        best = self._steps.gather(0, bound.argmax(0, keepdim=True))[0]
-        family.scale_rate(best.clamp(-self.speed, self.speed).exp())
+        best = self._steps.gather(0, bound.argmax(0, keepdim=True))[0] * grown.any()
+        family.scale_rate((best.clamp(-self.speed, self.speed) * self._pace).exp())
 
     def state(self) -> dict[str, Tensor]:
-        """The running means and over how many steps they go."""
-        return {"mean": self._mean, "seen": self._seen}
+        """The running means, over how many steps they go, and whether λ rests."""
+        return {"mean": self._mean, "seen": self._seen, "pace": self._pace}
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back."""
@@ -161,6 +182,7 @@ class RateAscent(DepthRule):
         for own, kept in ((self._mean, state["mean"]), (self._seen, state["seen"])):
             own.zero_()
             own[: kept.shape[0]].copy_(kept)
+        self._pace.copy_(state["pace"])
 
     def _margin(self, depth: int) -> int:
         """How far beyond the support the members reach, and the lag of a graph."""

@@ -20,7 +20,7 @@ from unbounded.layers import fused
 if TYPE_CHECKING:
     from unbounded.model import UDN, DepthPosterior
 
-SMALLEST_SHARE = 1e-4
+SMALLEST_SHARE = 1e-20
 """Heads of depths with less mass than this learn more slowly even where paces are equal."""
 
 

@@ -327,19 +327,22 @@ class Trainer:
         was_training = self.model.training
         for callback in self.callbacks:
             callback.on_fit_start(self)
-        last_saved = time.monotonic()
+        last_saved, pause = time.monotonic(), SECONDS_BETWEEN_CHECKPOINTS
         try:
             while self.epoch < epochs:
                 row = self._epoch()
                 stopped = self._after_epoch(row)
                 due = (
-                    time.monotonic() - last_saved > SECONDS_BETWEEN_CHECKPOINTS
+                    time.monotonic() - last_saved > pause
                     if checkpoint_every is None
                     else self.epoch % checkpoint_every == 0
                 )
                 if checkpoint is not None and (due or stopped or self.epoch == epochs):
+                    begun = time.monotonic()
                     checkpoints.save(self, checkpoint)
                     last_saved = time.monotonic()
+                    # Saving a large network often would take a share of the training's time.
+                    pause = max(SECONDS_BETWEEN_CHECKPOINTS, 50 * (last_saved - begun))
                 for callback in self.callbacks:
                     callback.on_epoch_end(self, row)
                 bar.update(row)

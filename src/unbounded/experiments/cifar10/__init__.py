@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as all, or deer,automobile: every model learns every group (default: all, and "
         "for the UDN also deer,automobile and cat,dog)",
     )
-    add("--lambda0", default="5", metavar="LIST", help="first λ of the UDN (default: 5)")
+    add(
+        "--lambda0",
+        metavar="LIST",
+        help="first λ of the UDN (default: 10; with --schedule paper the paper's, 5)",
+    )
     add(
         "--rules",
         default="ascent",
@@ -109,7 +113,7 @@ def make_study(options: argparse.Namespace) -> Study:
             plan.models_of(options.models or (QUICK_MODELS if quick else "udn,5,10,20")),
             plan.seeds_of(options.seeds or (QUICK_SEEDS if quick else "3")),
             plan.classes_of(options.classes),
-            plan.lambdas_of(options.lambda0),
+            plan.lambdas_of(_lambda0(options)),
             plan.rules_of(options.rules),
         )
         recipe = Recipe.named(options.schedule, **(QUICK if quick else {}))
@@ -212,7 +216,7 @@ def child(
 ) -> list[str]:
     """The command that trains one run of the plan."""
     words = [sys.executable, "-m", "unbounded.experiments.cifar10", "--one", name]
-    words += ["--lambda0", options.lambda0, "--rules", options.rules]
+    words += ["--lambda0", _lambda0(options), "--rules", options.rules]
     words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
     for option in ("models", "seeds", "epochs", "data"):
         value = getattr(options, option)
@@ -221,6 +225,11 @@ def child(
     words += ["--set", *options.set] if options.set else []
     words += [] if minutes is None else ["--minutes", f"{minutes:.4f}"]
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
+
+
+def _lambda0(options: argparse.Namespace) -> str:
+    usual = "5" if options.schedule == "paper" else f"{plan.LAMBDA0:g}"
+    return usual if options.lambda0 is None else options.lambda0
 
 
 def _folder(options: argparse.Namespace) -> Path:

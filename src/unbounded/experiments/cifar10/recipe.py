@@ -10,7 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import unbounded as ub
 from unbounded.data.images import Images
-from unbounded.training import Augment, ImageData, RateAscent
+from unbounded.priors import DepthPrior
+from unbounded.training import Augment, Callback, ImageData, RateAscent, Sharpen
 
 SCHEDULES = ("fast", "paper")
 RULES = ("ascent", "gradient")
@@ -24,22 +25,28 @@ class Recipe:
 
     Attributes:
         schedule: "fast" (a warm-up, then a cosine to zero) or "paper" (steps).
-        epochs: passes over the images.
+        epochs: passes over all ten classes.
+        stretch: runs on some of the classes make so many times as many passes over their images.
         lr: the largest learning rate, of SGD with momentum.
         warm_up: epochs in which the rate rises, in the fast schedule.
         momentum: of SGD.
         nesterov: whether it looks ahead.
         weight_decay: of all weights, besides their prior.
         batch_size: images a step.
-        prior_rate: α of the prior on the depth, ℓ−1 ~ Poisson(α).
-        concentration: ν of the UDN's family: 1 is the paper's truncated Poisson, more than 1 the
-            less spread `TruncatedConwayMaxwell`.
+        prior_rate: of the rule "gradient": α of the prior on the depth, ℓ−1 ~ Poisson(α).
+        layer_price: of the rule "ascent": what the prior on the depth, a geometric one, asks for a
+            further layer, in nats.
         width: channels of the stem.
         init: of new blocks, see `ResidualConv`.
         crop: largest shift of a training image, in pixels.
         pad: what a shift uncovers.
         cutout: size of a square that is greyed out.
-        speed: of the rule "ascent": largest change of log λ in an epoch.
+        speed: of the rule "ascent": largest change of log λ in a hundred steps.
+        memory: of that rule: over how many steps the worth of a depth is averaged; a depth is young
+            for five times as many.
+        search: of that rule: the share of the epochs in which λ is looked for, with a Poisson.
+        concentration: of that rule: ν of the narrower family around the mode thereafter, see
+            `Sharpen`.
         equal_heads: with that rule, heads of rare depths learn as fast as others.
         validation: how many training images are held out and scored in place of the test
             images, to choose a recipe by.
@@ -48,6 +55,7 @@ class Recipe:
 
     schedule: str = "fast"
     epochs: int = 100
+    stretch: float = 2.0
     lr: float = 0.2
     warm_up: int = 5
     momentum: float = 0.9
@@ -55,13 +63,16 @@ class Recipe:
     weight_decay: float = 5e-4
     batch_size: int = 256
     prior_rate: float = 1.0
-    concentration: float = 1.0
+    layer_price: float = 10.0
     width: int = 64
     init: str = "identity"
     crop: int = 4
     pad: str = "reflect"
     cutout: int = 10
-    speed: float = 0.25
+    speed: float = 0.125
+    memory: int = 100
+    search: float = 0.4
+    concentration: float = 16.0
     equal_heads: bool = True
     validation: int = 0
     images: int = 0
@@ -75,6 +86,7 @@ class Recipe:
             recipe = cls(
                 schedule="paper",
                 epochs=500,
+                stretch=1.0,
                 lr=0.1,
                 warm_up=0,
                 nesterov=False,
@@ -127,7 +139,7 @@ class Recipe:
                 raise ValueError(f"{word!r}: {kind} was expected") from None
         return replace(self, **found)
 
-    def rate_at(self, steps_per_epoch: int) -> Callable[[int], float]:
+    def rate_at(self, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:
         """The learning rate at a step, as a share of `lr`."""
         if self.schedule == "paper":
 
@@ -140,7 +152,7 @@ class Recipe:
                 return PAPER_RATES[-1][1] / 0.1
 
             return stepwise
-        warm, total = self.warm_up * steps_per_epoch, self.epochs * steps_per_epoch
+        warm, total = self.warm_up * steps_per_epoch, epochs * steps_per_epoch
 
         def cosine(step: int) -> float:
             if step < warm:
@@ -166,6 +178,12 @@ class Recipe:
         return data, data.like(held_out.x, held_out.y), is_test
 
 
+UDN_ONLY = frozenset(
+    ("prior_rate", "layer_price", "speed", "memory", "search", "concentration", "equal_heads")
+)
+"""Fields of the recipe that a network of fixed depth does not look at."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One model to train.
@@ -175,14 +193,15 @@ class Run:
         seed: of weights, order and augmentation.
         classes: which images; all ten where it is empty.
         lambda0: λ at the start, of a UDN.
-        rule: what moves λ: "ascent" (`RateAscent`) or "gradient" (the optimiser, at the weights'
-            learning rate, as in the paper).
+        rule: how q(ℓ) is found. "gradient" as in the paper: a truncated Poisson against a Poisson
+            prior, λ moved by the optimiser at the weights' learning rate. "ascent": λ by
+            `RateAscent` against a price for each layer, then `Sharpen`.
     """
 
     model: str
     seed: int
     classes: tuple[str, ...] = ()
-    lambda0: float = 5.0
+    lambda0: float = 10.0
     rule: str = "ascent"
 
     def __post_init__(self) -> None:
@@ -198,20 +217,26 @@ class Run:
         how = f"-{self.rule}-lambda{self.lambda0:g}" if self.model == "udn" else ""
         return f"{self.model}{how}-{of}-seed{self.seed}"
 
+    def epochs(self, recipe: Recipe) -> int:
+        """How many passes it makes over its images."""
+        return math.ceil(recipe.epochs * recipe.stretch) if self.classes else recipe.epochs
+
     def build(self, recipe: Recipe, channels: int, num_classes: int) -> ub.UDN:
         """The model before training."""
         depth: ub.DepthFamily
-        if self.model == "udn" and recipe.concentration != 1:
-            depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.concentration)
-        elif self.model == "udn":
+        prior: DepthPrior = ub.PoissonDepth(recipe.prior_rate)
+        if self.model != "udn":
+            depth = ub.FixedDepth(int(self.model))
+        elif self.rule == "gradient":
             depth = ub.TruncatedPoisson(self.lambda0)
         else:
-            depth = ub.FixedDepth(int(self.model))
+            depth = ub.TruncatedConwayMaxwell(self.lambda0, 1.0)
+            prior = ub.GeometricDepth(-math.expm1(-recipe.layer_price))
         return ub.UDN(
             ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
             ub.Categorical(num_classes),
             depth,
-            ub.PoissonDepth(recipe.prior_rate),
+            prior,
             seed=self.seed,
         )
 
@@ -232,10 +257,17 @@ class Run:
         self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int
     ) -> LambdaLR:
         """The recipe's learning rates, step by step."""
-        return LambdaLR(optimizer, recipe.rate_at(steps_per_epoch))
+        return LambdaLR(optimizer, recipe.rate_at(steps_per_epoch, self.epochs(recipe)))
 
-    def depth_rule(self, recipe: Recipe, steps_per_epoch: int) -> RateAscent | None:
+    def depth_rule(self, recipe: Recipe) -> RateAscent | None:
         """What moves λ, if not the optimiser."""
         if self.model != "udn" or self.rule != "ascent":
             return None
-        return RateAscent(recipe.speed / steps_per_epoch, memory=steps_per_epoch)
+        # Every weight of a block but those of its normalisations can be scaled freely.
+        return RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
+
+    def callbacks(self, recipe: Recipe) -> list[Callback]:
+        """What changes in mid-training."""
+        if self.model != "udn" or self.rule != "ascent":
+            return []
+        return [Sharpen(math.ceil(recipe.search * self.epochs(recipe)), recipe.concentration)]

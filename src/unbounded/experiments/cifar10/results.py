@@ -61,17 +61,19 @@ def select(
 
 
 def headline(results: Iterable[Result], classes: Sequence[str] = ()) -> list[Result]:
-    """The UDN of the tables on a group of classes: our rule and λ₀ = 5 where these were run.
+    """The UDN of the tables on a group of classes, always of one rule and one λ₀.
 
-    Else the paper's rule, and the smallest λ₀; always of one rule and one λ₀.
+    Our rule where it was run, else the paper's; the λ₀ with most seeds, of several the usual one or
+    the smallest.
     """
     found = select(results, "udn", classes)
     if not found:
         return []
     rule = min((r["run"]["rule"] for r in found), key=RULES.index)
     found = select(found, rule=rule)
-    starts = sorted({r["run"]["lambda0"] for r in found})
-    return select(found, lambda0=LAMBDA0 if LAMBDA0 in starts else starts[0])
+    starts = [r["run"]["lambda0"] for r in found]
+    usual = max(starts, key=lambda start: (starts.count(start), start == LAMBDA0, -start))
+    return select(found, lambda0=usual)
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -69,6 +69,7 @@ def train(
     name = "test" if is_test else "validation"
     batch_size = min(recipe.batch_size, len(data))
     per_epoch = max(1, len(data) // batch_size)
+    epochs = run.epochs(recipe)
     trainer = Trainer(
         model,
         data,
@@ -80,7 +81,7 @@ def train(
     )
     optimizer = run.optimizer(model, recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
-    looker = _Looker(model, held_out, name, recipe, minutes)
+    looker = _Looker(model, held_out, name, epochs, minutes)
     trainer.configure(
         optimizer=optimizer,
         lr=recipe.lr,
@@ -93,13 +94,13 @@ def train(
         autocast=torch.bfloat16 if device.type == "cuda" else None,
         grow_every="step",
         drop_inactive=False,
-        depth_rule=run.depth_rule(recipe, per_epoch),
+        depth_rule=run.depth_rule(recipe),
         equal_heads=recipe.equal_heads and run.model == "udn" and run.rule == "ascent",
         engine=engine,
-        callbacks=[looker],
+        callbacks=[*run.callbacks(recipe), looker],
     )
     result = trainer.run(
-        recipe.epochs,
+        epochs,
         progress=progress,
         checkpoint=checkpoint,
         checkpoint_every=None,
@@ -107,7 +108,7 @@ def train(
     )
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
-    if trainer.epoch < recipe.epochs:
+    if trainer.epoch < epochs:
         return None
     record = {
         "run": records.plain(
@@ -145,17 +146,17 @@ class _Looker(Callback):
         model: UDN,
         held_out: ImageData,
         name: str,
-        recipe: Recipe,
+        epochs: int,
         minutes: float | None,
     ):
         bound = batches(held_out, model, what=name, batch_size=_ROWS)
         self.scorer = Scorer({name: bound})
-        self.recipe = recipe
+        self.epochs = epochs
         self.until = None if minutes is None else time.monotonic() + 60 * minutes
 
     def on_epoch_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
         """Add the scores to the history's last row."""
-        if trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.recipe.epochs:
+        if trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.epochs:
             trainer.history.rows[-1] |= self.scorer(trainer.model, trainer.autocast)
         if self.until is not None and time.monotonic() > self.until:
             trainer.stop()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unbounded.experiments import records
-from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.recipe import UDN_ONLY, Recipe, Run
 
 if TYPE_CHECKING:
     from unbounded.data.images import Images
@@ -80,9 +80,10 @@ class Study:
             raise StudyError(f"{self.folder} has runs of {kind}; name another folder with --out")
         for path in kept:
             if path.suffix == ".json":
-                self._compare(path, records.read_json(path)["recipe"])
+                result = records.read_json(path)
+                self._compare(path, result["recipe"], result["run"]["model"])
             elif note.is_file():
-                self._compare(path, records.read_json(note))
+                self._compare(path, records.read_json(note), "udn")
         if begun and not resume and not again:
             raise StudyError(
                 f"{self.folder} has {len(begun)} of the {len(self.runs)} runs already, such as "
@@ -96,11 +97,13 @@ class Study:
             records.write_json(mark, {**QUICK_IMAGES, "epochs": self.recipe.epochs})
         return self.missing()
 
-    def _compare(self, path: Path, before: dict[str, Any]) -> None:
+    def _compare(self, path: Path, before: dict[str, Any], model: str) -> None:
         now = records.plain(self.recipe.config())
         # A field that did not exist then was as it is by default now.
         before = {**records.plain(Recipe().config()), **before}
-        differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        of_no_matter = frozenset() if model == "udn" else UDN_ONLY
+        keys = [key for key in {**before, **now} if key not in of_no_matter]
+        differing = [key for key in keys if before.get(key) != now.get(key)]
         if differing:
             each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
             raise StudyError(f"{path} has another recipe: {each}; name another folder with --out")

@@ -182,7 +182,7 @@ def _verdicts(results: Sequence[Result]) -> str:
 
 def _conditions(results: Sequence[Result]) -> str:
     """Device, recipe, and the time of each kind of run."""
-    recipe = results[0]["recipe"]
+    recipe = results[-1]["recipe"]  # a UDN's, if there is one: it uses all of it
     devices = dict.fromkeys(
         f"{r['versions'].get('device', '?')}, torch {r['versions'].get('torch', '?')}"
         for r in results
