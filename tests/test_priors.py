@@ -31,6 +31,20 @@ def test_depth_priors_are_normalised(prior):
     assert torch.logsumexp(log_prob, 0).item() == pytest.approx(0, abs=1e-10)
 
 
+@given(st.floats(0.01, 30))
+def test_a_layer_costs_what_it_is_said_to(nats):
+    prior = ub.GeometricDepth.priced(nats)
+    steps = prior.log_prob(torch.arange(1, 6)).diff()
+    assert steps.tolist() == pytest.approx([-nats] * 4, rel=1e-3)
+    assert float(prior.log_prob(torch.tensor(1))) == pytest.approx(math.log(prior.prob))
+
+
+def test_a_price_is_positive_and_finite():
+    for nats in (0.0, -1.0, 31.0, math.nan):
+        with pytest.raises(ValueError, match="nats must be positive and at most 30"):
+            ub.GeometricDepth.priced(nats)
+
+
 def test_depth_priors_against_scipy():
     depths = torch.arange(1, 50)
     count = depths.numpy() - 1

@@ -58,6 +58,17 @@ class GeometricDepth(DepthPrior):
         if not 0 < self.prob < 1:
             raise ValueError(f"prob must be strictly between 0 and 1, got {prob}")
 
+    @classmethod
+    def priced(cls, nats: float) -> "GeometricDepth":
+        """The one in which a further layer costs so many nats: p = 1 − exp(−nats).
+
+        A layer is then worth having if it raises the log-likelihood of all n data points
+        together by more than that.
+        """
+        if not 0 < nats <= 30:
+            raise ValueError(f"nats must be positive and at most 30, got {nats}")
+        return cls(-math.expm1(-nats))
+
     def log_prob(self, depth: Tensor) -> Tensor:
         """log p + (ℓ−1) log (1−p)"""
         count = depth.double() - 1

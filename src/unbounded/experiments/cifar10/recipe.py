@@ -231,7 +231,7 @@ class Run:
             depth = ub.TruncatedPoisson(self.lambda0)
         else:
             depth = ub.TruncatedConwayMaxwell(self.lambda0, 1.0)
-            prior = ub.GeometricDepth(-math.expm1(-recipe.layer_price))
+            prior = ub.GeometricDepth.priced(recipe.layer_price)
         return ub.UDN(
             ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
             ub.Categorical(num_classes),
