@@ -342,7 +342,7 @@ class Trainer:
                     checkpoints.save(self, checkpoint)
                     last_saved = time.monotonic()
                     # Saving a large network often would take a share of the training's time.
-                    pause = max(SECONDS_BETWEEN_CHECKPOINTS, 50 * (last_saved - begun))
+                    pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (last_saved - begun))
                 for callback in self.callbacks:
                     callback.on_epoch_end(self, row)
                 bar.update(row)
