@@ -19,8 +19,13 @@ from unbounded.experiments.cifar10.recipe import Recipe, Run
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, StudyError, said
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
-QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 50, "images": QUICK_IMAGES["train"]}
-QUICK_MODELS, QUICK_SEEDS = "udn,5", "1"
+QUICK: dict[str, Any] = {
+    "epochs": 2,
+    "stretch": 1.0,
+    "batch_size": 50,
+    "images": QUICK_IMAGES["train"],
+}
+QUICK_MODELS, QUICK_SEEDS, QUICK_LAMBDA0 = "udn,5", "1", "2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -228,8 +233,12 @@ def child(
 
 
 def _lambda0(options: argparse.Namespace) -> str:
-    usual = "5" if options.schedule == "paper" else f"{plan.LAMBDA0:g}"
-    return usual if options.lambda0 is None else options.lambda0
+    given: str | None = options.lambda0
+    if given is not None:
+        return given
+    if options.quick:
+        return QUICK_LAMBDA0
+    return "5" if options.schedule == "paper" else f"{plan.LAMBDA0:g}"
 
 
 def _folder(options: argparse.Namespace) -> Path:
