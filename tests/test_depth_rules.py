@@ -192,6 +192,21 @@ def test_a_checkpoint_keeps_the_running_means(tmp_path):
     assert torch.equal(rule._mean, second._mean)
 
 
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_state_can_be_put_back_whatever_the_depth_was(before, after):
+    rule = RateAscent(memory=3)
+    rule.reserve(model_at(1.0), before)
+    rule._mean[: before // 2], rule._seen[:before] = -0.5, 7.0
+    rule.rest()
+    again = RateAscent(memory=3)
+    again.reserve(model_at(1.0), after)
+    again.load_state(model_at(1.0), rule.state())
+    assert all(torch.equal(value, rule.state()[key]) for key, value in again.state().items())
+    again.reserve(model_at(1.0), after)  # as `fit` does then
+    assert again._mean.shape[0] > after
+    assert float(again._mean[: before // 2].sum()) == -0.5 * (before // 2)
+
+
 def test_equal_heads_divides_by_q_and_by_nothing_else():
     x, y = classes(32)
     grads = []

@@ -117,11 +117,14 @@ class RateAscent(DepthRule):
             raise ValueError(
                 f"RateAscent compares members of a RateFamily; {type(model.depth).__name__} is none"
             )
-        needed, device = depth + self._margin(depth), model.anchor.device
-        if self._mean.shape[0] >= needed and self._mean.device == device:
+        needed = depth + self._margin(depth)
+        if self._mean.shape[0] >= needed and self._mean.device == model.anchor.device:
             return False
-        size = max(64, 2 * needed)
-        old = self._mean.shape[0]
+        self._allocate(model, max(64, 2 * needed))
+        return True
+
+    def _allocate(self, model: "UDN", size: int) -> None:
+        old, device = self._mean.shape[0], model.anchor.device
         mean, seen = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
         mean[:old], seen[:old] = self._mean.to(device), self._seen.to(device)
         self._mean, self._seen = mean, seen
@@ -131,7 +134,6 @@ class RateAscent(DepthRule):
         line = torch.linspace(-1, 1, self.candidates, dtype=torch.float64)
         self._steps = (self.reach * line**3).to(device)
         self._pace = self._pace.to(device)
-        return True
 
     @torch.no_grad()
     def update(self, gradient: "Gradient") -> None:
@@ -178,10 +180,11 @@ class RateAscent(DepthRule):
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back."""
-        self.reserve(model, state["mean"].shape[0] // 4)
-        for own, kept in ((self._mean, state["mean"]), (self._seen, state["seen"])):
-            own.zero_()
-            own[: kept.shape[0]].copy_(kept)
+        # As large as it was: the model may have been deeper than it is now.
+        self._mean = self._seen = torch.zeros(0)
+        self._allocate(model, state["mean"].shape[0])
+        self._mean.copy_(state["mean"])
+        self._seen.copy_(state["seen"])
         self._pace.copy_(state["pace"])
 
     def _margin(self, depth: int) -> int:
