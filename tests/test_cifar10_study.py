@@ -856,6 +856,8 @@ def test_family_and_prior_follow_the_rule():
     ours = Run("udn", 0, (), 5.0).build(recipe, 3, 10)
     assert isinstance(ours.depth, ub.TruncatedConwayMaxwell)
     assert ours.depth.concentration == 1  # it begins as a Poisson
+    wider = dataclasses.replace(recipe, search_concentration=0.3)
+    assert Run("udn", 0).build(wider, 3, 10).depth.concentration == 0.3
     assert ours.depth.rate == pytest.approx(5)
     log_prior = ours.depth_prior.log_prob(torch.arange(1, 5))
     assert log_prior.diff().tolist() == pytest.approx([-7.0] * 3)

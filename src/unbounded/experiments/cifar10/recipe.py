@@ -44,7 +44,8 @@ class Recipe:
         speed: of the rule "ascent": largest change of log λ in a hundred steps.
         memory: of that rule: over how many steps the worth of a depth is averaged; a depth is young
             for five times as many.
-        search: of that rule: the share of the epochs in which λ is looked for, with a Poisson.
+        search: of that rule: the share of the epochs in which λ is looked for.
+        search_concentration: of that rule: ν of the family in these; 1 is the Poisson.
         concentration: of that rule: ν of the narrower family around the mode thereafter, see
             `Sharpen`.
         equal_heads: with that rule, heads of rare depths learn as fast as others.
@@ -72,6 +73,7 @@ class Recipe:
     speed: float = 0.125
     memory: int = 100
     search: float = 0.4
+    search_concentration: float = 1.0
     concentration: float = 16.0
     equal_heads: bool = True
     validation: int = 0
@@ -179,7 +181,16 @@ class Recipe:
 
 
 UDN_ONLY = frozenset(
-    ("prior_rate", "layer_price", "speed", "memory", "search", "concentration", "equal_heads")
+    (
+        "prior_rate",
+        "layer_price",
+        "speed",
+        "memory",
+        "search",
+        "search_concentration",
+        "concentration",
+        "equal_heads",
+    )
 )
 """Fields of the recipe that a network of fixed depth does not look at."""
 
@@ -230,7 +241,7 @@ class Run:
         elif self.rule == "gradient":
             depth = ub.TruncatedPoisson(self.lambda0)
         else:
-            depth = ub.TruncatedConwayMaxwell(self.lambda0, 1.0)
+            depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.search_concentration)
             prior = ub.GeometricDepth.priced(recipe.layer_price)
         return ub.UDN(
             ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
