@@ -47,11 +47,6 @@ class TruncatedConwayMaxwell(RateFamily):
         self.register_buffer("nu", torch.ones((), dtype=torch.float64))
         self.sharpen(concentration)
 
-    @property
-    def concentration(self) -> float:
-        """ν. A host read."""
-        return float(self.nu.item())
-
     @torch.no_grad()
     def sharpen(self, concentration: float) -> None:
         """Set ν: the larger, the closer together the depths around the mode, which stays."""

@@ -40,8 +40,8 @@ class RateFamily(DepthFamily):
 
     @property
     def concentration(self) -> float:
-        """ν of q(ℓ) ∝ (λ^(ℓ−1)/(ℓ−1)!)^ν; 1 is the Poisson."""
-        return 1.0
+        """ν of q(ℓ) ∝ (λ^(ℓ−1)/(ℓ−1)!)^ν; 1 is the Poisson. A host read where it is a tensor."""
+        return float(self._power())
 
     def _power(self) -> Tensor | float:
         """ν where the parameters are, without a host read."""
@@ -70,7 +70,7 @@ class RateFamily(DepthFamily):
         """
 
     def max_depth(self) -> int:
-        """m(q) = 1 + the δ-quantile. One host read of λ."""
+        """m(q) = 1 + the δ-quantile. A host read of λ, and of ν where it can change."""
         rate, nu = self.rate, self.concentration
         if self._memo is None or self._memo[:2] != (rate, nu):
             depth = 1 + self._quantile(rate)

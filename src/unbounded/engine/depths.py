@@ -165,9 +165,9 @@ class ConwayMaxwellStack(TruncatedPoissonStack):
 
     def __init__(self, families: Sequence[TruncatedConwayMaxwell]):
         super().__init__(families)  # type: ignore[arg-type]
-        concentrations = [f.concentration for f in families]
-        self._least = min(concentrations)
-        self._concentrations = torch.tensor(concentrations, dtype=torch.float64)[:, None]
+        self._nus = [f.concentration for f in families]  # host reads, here alone
+        self._least = min(self._nus)
+        self._concentrations = torch.tensor(self._nus, dtype=torch.float64)[:, None]
 
     def max_depths(self, values: Tensor, size: int) -> Tensor:
         """1 + the number of counts k with P(X ≤ k) < δ, by summing."""
@@ -194,10 +194,10 @@ class ConwayMaxwellStack(TruncatedPoissonStack):
         rates = F.softplus(values[:, 0].double() + movement).tolist()
         return max(
             min(
-                1 + conway_maxwell_quantile(rate, f.concentration, f.quantile),
+                1 + conway_maxwell_quantile(rate, nu, f.quantile),
                 f.limit or (1 << 62),
             )
-            for f, rate in zip(self.families, rates, strict=True)
+            for f, nu, rate in zip(self.families, self._nus, rates, strict=True)
         )
 
     def _move(self, like: Tensor) -> None:

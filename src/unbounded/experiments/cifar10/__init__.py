@@ -15,7 +15,7 @@ from typing import Any
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
-from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, Recipe, Run
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, StudyError, said
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
@@ -238,7 +238,7 @@ def _lambda0(options: argparse.Namespace) -> str:
         return given
     if options.quick:
         return QUICK_LAMBDA0
-    return "5" if options.schedule == "paper" else f"{plan.LAMBDA0:g}"
+    return f"{PAPER_LAMBDA0 if options.schedule == 'paper' else LAMBDA0:g}"
 
 
 def _folder(options: argparse.Namespace) -> Path:

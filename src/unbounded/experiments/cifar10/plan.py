@@ -10,14 +10,12 @@ from typing import TypeVar
 
 from unbounded.data.cifar10 import ALIASES, CLASSES
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.recipe import RULES, Run
+from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES, Run
 
 STUDY: tuple[tuple[str, ...], ...] = ((), EASY, HARD)
 """The groups of the whole study; () is all ten classes."""
 MODELS = ("udn", "5", "10", "20")
 SEEDS = (0, 1, 2)
-LAMBDA0 = 10.0
-"""λ at the start. The paper's is 5: from there our UDN ends as deep, a little less accurate."""
 T = TypeVar("T")
 
 

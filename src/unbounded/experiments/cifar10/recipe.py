@@ -14,6 +14,8 @@ from unbounded.priors import DepthPrior
 from unbounded.training import Augment, Callback, ImageData, RateAscent, Sharpen
 
 SCHEDULES = ("fast", "paper")
+LAMBDA0, PAPER_LAMBDA0 = 10.0, 5.0
+"""λ at the start, ours and the paper's. From 5 our UDN ends as deep, a little less accurate."""
 RULES = ("ascent", "gradient")
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
@@ -212,7 +214,7 @@ class Run:
     model: str
     seed: int
     classes: tuple[str, ...] = ()
-    lambda0: float = 10.0
+    lambda0: float = LAMBDA0
     rule: str = "ascent"
 
     def __post_init__(self) -> None:
@@ -228,6 +230,11 @@ class Run:
         how = f"-{self.rule}-lambda{self.lambda0:g}" if self.model == "udn" else ""
         return f"{self.model}{how}-{of}-seed{self.seed}"
 
+    @property
+    def ascends(self) -> bool:
+        """Whether it is a UDN whose q(ℓ) is found by our rule."""
+        return self.model == "udn" and self.rule == "ascent"
+
     def epochs(self, recipe: Recipe) -> int:
         """How many passes it makes over its images."""
         return math.ceil(recipe.epochs * recipe.stretch) if self.classes else recipe.epochs
@@ -236,13 +243,13 @@ class Run:
         """The model before training."""
         depth: ub.DepthFamily
         prior: DepthPrior = ub.PoissonDepth(recipe.prior_rate)
-        if self.model != "udn":
-            depth = ub.FixedDepth(int(self.model))
-        elif self.rule == "gradient":
-            depth = ub.TruncatedPoisson(self.lambda0)
-        else:
+        if self.ascends:
             depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.search_concentration)
             prior = ub.GeometricDepth.priced(recipe.layer_price)
+        elif self.model == "udn":
+            depth = ub.TruncatedPoisson(self.lambda0)
+        else:
+            depth = ub.FixedDepth(int(self.model))
         return ub.UDN(
             ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
             ub.Categorical(num_classes),
@@ -272,13 +279,13 @@ class Run:
 
     def depth_rule(self, recipe: Recipe) -> RateAscent | None:
         """What moves λ, if not the optimiser."""
-        if self.model != "udn" or self.rule != "ascent":
+        if not self.ascends:
             return None
         # Every weight of a block but those of its normalisations can be scaled freely.
         return RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
 
     def callbacks(self, recipe: Recipe) -> list[Callback]:
         """What changes in mid-training."""
-        if self.model != "udn" or self.rule != "ascent":
+        if not self.ascends:
             return []
         return [Sharpen(math.ceil(recipe.search * self.epochs(recipe)), recipe.concentration)]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unbounded.experiments import records
-from unbounded.experiments.cifar10.plan import LAMBDA0, RULES, STUDY
+from unbounded.experiments.cifar10.plan import STUDY
+from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES
 from unbounded.experiments.cifar10.study import StudyError
 
 Result = dict[str, Any]

@@ -95,7 +95,7 @@ def train(
         grow_every="step",
         drop_inactive=False,
         depth_rule=run.depth_rule(recipe),
-        equal_heads=recipe.equal_heads and run.model == "udn" and run.rule == "ascent",
+        equal_heads=recipe.equal_heads and run.ascends,
         engine=engine,
         callbacks=[*run.callbacks(recipe), looker],
     )
