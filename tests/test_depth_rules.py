@@ -13,7 +13,7 @@ import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded import elbo
 from unbounded.engine import Eager, Graphs
-from unbounded.training import RateAscent, Sharpen
+from unbounded.training import DepthRule, RateAscent, Sharpen
 from unbounded.training.depth_rules import _as_grown
 from unbounded.training.gradients import Gradient
 
@@ -310,6 +310,16 @@ def test_a_sharpened_model_can_be_saved(tmp_path):
     assert torch.equal(again.depth.log_probs(), model.depth.log_probs())
 
 
+class Restless(DepthRule):
+    """Leaves λ alone, and does not say how to do so for good."""
+
+    def reserve(self, model, depth):
+        return False
+
+    def update(self, gradient):
+        pass
+
+
 def test_sharpen_says_what_it_needs():
     x, y = classes(32)
     options = {"epochs": 1, "batch_size": 16, "progress": False, "callbacks": [Sharpen(1, 4.0)]}
@@ -317,5 +327,8 @@ def test_sharpen_says_what_it_needs():
         ub.fit(classifier(), x, y, depth_rule=RateAscent(), **options)
     with pytest.raises(ValueError, match="needs a depth_rule"):
         ub.fit(classifier(ub.TruncatedConwayMaxwell(1.0)), x, y, **options)
+    late = options | {"callbacks": [Sharpen(99, 4.0)]}
+    with pytest.raises(ValueError, match="Restless has no `rest`"):
+        ub.fit(classifier(ub.TruncatedConwayMaxwell(1.0)), x, y, depth_rule=Restless(), **late)
     with pytest.raises(ValueError, match="positive finite number, got 0"):
         ub.TruncatedConwayMaxwell(1.0).sharpen(0)

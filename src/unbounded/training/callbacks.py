@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unbounded.depth import TruncatedConwayMaxwell
+from unbounded.training.depth_rules import DepthRule
 
 if TYPE_CHECKING:
     from unbounded.training.loop import Trainer
@@ -52,6 +53,9 @@ class Sharpen(Callback):
             raise ValueError(f"Sharpen needs a TruncatedConwayMaxwell, got {family}")
         if trainer.depth_rule is None:
             raise ValueError("Sharpen needs a depth_rule, such as RateAscent()")
+        if type(trainer.depth_rule).rest is DepthRule.rest:  # now, and not after many epochs
+            name = type(trainer.depth_rule).__name__
+            raise ValueError(f"Sharpen needs a depth_rule that can rest; {name} has no `rest`")
         self._look(trainer)
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ from unbounded.report.axes import Scale, inner_ticks, labels, trimmed, widened
 from unbounded.report.drawing import at, tooltip
 
 BLUE, ORANGE, GREEN, PURPLE, RED = "#2563a8", "#e07b00", "#2f855a", "#7c4dbd", "#b83258"
-GREYS = ("#b4bac5", "#8a93a3", "#636d80", "#434d60")
+_FIXED = (PURPLE, BLUE, GREEN, RED)
+_END = 0.2  # share of the epochs that is drawn once more, larger
 _STARTS = (BLUE, GREEN, ORANGE, PURPLE, RED)
 _GROUPS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (EASY, BLUE, "circle"),
@@ -152,38 +153,49 @@ def depths_figure(results: Sequence[Result], note: str = "") -> str:
 
 
 def curves_figure(results: Sequence[Result], note: str = "") -> str:
-    """Test accuracy against minutes for each model, a line for each seed."""
+    """Test accuracy against the epoch for each model, a line for each seed; at right, the end."""
     full = select(results, classes=())
     fixed = list(dict.fromkeys(r["run"]["model"] for r in full if r["run"]["model"] != "udn"))
     models: dict[str, list[Result]] = {model: select(full, model) for model in fixed}
     models["udn"] = headline(results)
     curves = {
-        model: [_curve(run, "seconds", "test_accuracy") for run in runs]
+        model: [
+            [(epoch, 100 * y) for epoch, y in _curve(run, "epoch", "test_accuracy")] for run in runs
+        ]
         for model, runs in models.items()
     }
     every = [points for rows in curves.values() for points in rows if points]
     if not every:
         raise NothingToDraw("no run on all ten classes was scored while it was trained")
-    best = max(100 * y for points in every for _, y in points)
-    lowest = min(100 * y for points in every for _, y in points)
-    low = max(math.floor(lowest), math.floor(best) - 24)  # the first epochs say little
-    last = max(points[-1][0] for points in every) / 60
-    panel = Panel((58, 62, 540, 310), (0.0, 1.02 * last), (low, math.ceil(best) + 1))
-    parts, keys, missing = panel.frame("minutes", "test accuracy, %"), [], []
+    heights = [y for points in every for _, y in points]
+    low = max(
+        math.floor(min(heights)), math.floor(max(heights)) - 24
+    )  # the first epochs say little
+    last = max(points[-1][0] for points in every)
+    end = (1 - _END) * last
+    late = [y for points in every for epoch, y in points if epoch >= end]
+    panels = (
+        Panel((58, 80, 316, 300), (0.0, last), (low, math.ceil(max(heights)) + 1)),
+        Panel((436, 80, 316, 300), (end, last), trimmed(min(late), max(late), 5)[1]),
+    )
+    parts = [text(58, 48, "all of it", weight=600), text(436, 48, "the end", weight=600)]
+    for panel in panels:
+        parts += panel.frame("epoch", "test accuracy, %", whole=True)
+    keys, missing = [], []
     for index, (model, rows) in enumerate(curves.items()):
-        colour = ORANGE if model == "udn" else GREYS[min(index, len(GREYS) - 1)]
+        colour = ORANGE if model == "udn" else _FIXED[index % len(_FIXED)]
         drawn = [points for points in rows if points]
         for points in drawn:
-            percent = [(seconds / 60, 100 * y) for seconds, y in points]
-            tip = f"{label(model)}: {percent[-1][1]:.2f} % after {percent[-1][0]:.1f} minutes"
-            parts.append(panel.path(percent, colour, 2.2 if model == "udn" else 1.5, tip=tip))
+            tip = f"{label(model)}: {points[-1][1]:.2f} % after {points[-1][0]:.0f} epochs"
+            width = 2.2 if model == "udn" else 1.5
+            parts += [panel.path(points, colour, width, tip=tip) for panel in panels]
         if drawn:
             keys.append(Key(label(model), colour))
         else:
             missing.append(f"no curve of {label(model)}")
-    parts += legend(616, 70, keys)
+    parts += legend(772, 88, keys)
     title = "Test accuracy over training, all ten classes"
-    return page((740, 430), title, parts, missing, note)
+    return page((870, 440), title, parts, missing, note)
 
 
 NAMES: dict[str, Callable[[Sequence[Result], str], str]] = {
