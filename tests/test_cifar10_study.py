@@ -565,13 +565,13 @@ def test_a_process_gets_the_same_study(tmp_path, words):
     ours = options("--out", str(tmp_path), *words)
     made = study.make_study(ours)
     for run in made.runs:
-        command = study.child(ours, tmp_path, run.name, "cpu", 1.5)
+        command = study.child(ours, tmp_path, run.name, "cpu", 1.8e9 + 0.25)
         assert command[:3] == [sys.executable, "-m", "unbounded.experiments.cifar10"]
         theirs = options(*command[3:])
         again = study.make_study(theirs)
         assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
         assert [r for r in again.runs if r.name == theirs.one] == [run]
-        assert (theirs.device, theirs.minutes, theirs.data) == ("cpu", 1.5, ours.data)
+        assert (theirs.device, theirs.until, theirs.data) == ("cpu", 1.8e9 + 0.25, ours.data)
         assert theirs.again == ours.again
 
 
@@ -582,6 +582,11 @@ def test_one_run_alone_for_a_process(tmp_path, trainer, monkeypatch, capsys):
     assert reproduce(tmp_path, *words, "--one", "10-all-seed1") == 0
     assert files(tmp_path) == {"10-all-seed1"}
     assert not (tmp_path / "table.md").exists()  # the parent's work
+    # It began later than its parent: what is left is counted by the clock of both.
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert reproduce(tmp_path, *words, "--one", "5-all-seed0", "--until", "1090") == 0
+    assert reproduce(tmp_path, *words, "--one", "5-all-seed1", "--until", "900") == 0
+    assert [call["minutes"] for call in trainer.calls] == pytest.approx([None, 1.5, 0.01], abs=1e-4)
 
 
 def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, capsys):
@@ -589,7 +594,7 @@ def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, caps
     command = script(tmp_path, "copy", text)
     out = tmp_path / "out"
 
-    def child(options, folder, name, device, minutes):
+    def child(options, folder, name, device, until):
         run = next(run for run in study.make_study(options).runs if run.name == name)
         records.write_json(tmp_path / f"{name}.json", result(run))
         there = tmp_path / ("missing" if run.model == "10" and bad else f"{name}.json")

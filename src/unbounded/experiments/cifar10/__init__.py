@@ -74,10 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--jobs", type=int, default=1, metavar="N", help="runs at once, a process each (default: 1)"
     )
-    add("--minutes", type=float, metavar="X", help="stop after so many; --resume goes on")
+    add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
     add("--no-train", action="store_true", help="tables and figures of what is there, no training")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
-    add("--one", metavar="NAME", help=argparse.SUPPRESS)  # for a process of --jobs: this run alone
+    # For a process of --jobs: this run alone, and the end of its time by the clock, since it does
+    # not know when the others began.
+    add("--one", metavar="NAME", help=argparse.SUPPRESS)
+    add("--until", type=float, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -167,12 +170,15 @@ def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, dev
 
 
 def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> None:
+    minutes = options.minutes
+    if options.until is not None:
+        minutes = max(0.01, (options.until - time.time()) / 60)
     study.train(
         runs,
         device=device,
         data=options.data,
         resume=not options.again,
-        minutes=options.minutes,
+        minutes=minutes,
         progress=True if options.one else None,  # a log should show that something goes on
     )
 
@@ -182,15 +188,12 @@ def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device:
     from unbounded.data import cifar10
 
     results = {run.name: (run, study.result(run)) for run in runs}
-    start = time.monotonic()
+    until = None if options.minutes is None else time.time() + 60 * options.minutes
     if runs:
         cifar10.load(options.data)  # so that a download comes once, and an error too
 
     def command(name: str) -> list[str]:
-        left = options.minutes
-        if left is not None:
-            left = max(0.01, left - (time.monotonic() - start) / 60)
-        return child(options, study.folder, name, device, left)
+        return child(options, study.folder, name, device, until)
 
     def started(name: str, log: Path) -> None:
         print(f"{name}: begun, see {log}", flush=True)
@@ -217,9 +220,9 @@ def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device:
 
 
 def child(
-    options: argparse.Namespace, folder: Path, name: str, device: str, minutes: float | None
+    options: argparse.Namespace, folder: Path, name: str, device: str, until: float | None
 ) -> list[str]:
-    """The command that trains one run of the plan."""
+    """The command that trains one run of the plan, until a time as `time.time` has it."""
     words = [sys.executable, "-m", "unbounded.experiments.cifar10", "--one", name]
     words += ["--lambda0", _lambda0(options), "--rules", options.rules]
     words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
@@ -228,7 +231,7 @@ def child(
         words += [] if value is None else [f"--{option}", str(value)]
     words += ["--classes", *options.classes] if options.classes else []
     words += ["--set", *options.set] if options.set else []
-    words += [] if minutes is None else ["--minutes", f"{minutes:.4f}"]
+    words += [] if until is None else ["--until", f"{until:.2f}"]
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
 
 

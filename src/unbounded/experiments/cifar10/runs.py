@@ -49,7 +49,7 @@ def train(
         folder: for NAME.json and, while it runs, NAME.checkpoint.
         resume: go on from the checkpoint, if it is there.
         progress: show a progress bar; by default on a terminal.
-        minutes: stop after so many, with a checkpoint.
+        minutes: stop within so many, with a checkpoint, but after an epoch at the least.
 
     Returns:
         The record; None if the time was up before the last epoch.
@@ -150,16 +150,30 @@ class _Looker(Callback):
         minutes: float | None,
     ):
         bound = batches(held_out, model, what=name, batch_size=_ROWS)
-        self.scorer = Scorer({name: bound})
+        self.name, self.scorer = name, Scorer({name: bound})
         self.epochs = epochs
-        self.until = None if minutes is None else time.monotonic() + 60 * minutes
+        self.before = time.monotonic()
+        self.until = None if minutes is None else self.before + 60 * minutes
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """The checkpoint was perhaps written before its epoch was scored; the next one begins."""
+        self._look(trainer)
+        self.before = time.monotonic()
 
     def on_epoch_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
-        """Add the scores to the history's last row."""
-        if trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.epochs:
-            trainer.history.rows[-1] |= self.scorer(trainer.model, trainer.autocast)
-        if self.until is not None and time.monotonic() > self.until:
+        """Score, and look at the clock."""
+        self._look(trainer)
+        # Another epoch would last as long as this one.
+        now = time.monotonic()
+        if self.until is not None and 2 * now - self.before > self.until:
             trainer.stop()
+        self.before = now
+
+    def _look(self, trainer: Trainer) -> None:
+        """Add the scores to the history's last row, if it is one that should have them."""
+        due = trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.epochs
+        if due and trainer.epoch and f"{self.name}_accuracy" not in trainer.history.rows[-1]:
+            trainer.history.rows[-1] |= self.scorer(trainer.model, trainer.autocast)
 
 
 def scores(

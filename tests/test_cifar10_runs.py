@@ -1,0 +1,170 @@
+"""The CIFAR-10 study with real training: a few hundred images, narrow blocks, on a CPU."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from unbounded.cli import main
+from unbounded.data import cifar10 as data
+from unbounded.data.images import Images
+from unbounded.experiments import records
+from unbounded.experiments.cifar10 import runs as training
+from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.training import loop
+
+SMALL = {
+    "epochs": 4,
+    "width": 8,
+    "batch_size": 50,
+    "memory": 2,
+    "speed": 8.0,
+    "lr": 0.05,
+    "warm_up": 1,
+}
+DEER_CAR = ("deer", "automobile")
+
+
+def some_images(each: int, seed: int) -> Images:
+    """Classes that differ in colour, under much noise."""
+    draw = np.random.default_rng(seed)
+    y = np.tile(np.arange(10), each)
+    colours = np.random.default_rng(0).uniform(60, 196, (10, 1, 1, 3))
+    x = colours[y] + draw.normal(0, 30, (10 * each, 32, 32, 3))
+    return Images(x.clip(0, 255).astype(np.uint8), y, data.CLASSES, data.ALIASES)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return data.CIFAR10(some_images(30, 1), some_images(20, 2))
+
+
+def train(run, images, folder, recipe=None, **options):
+    recipe = Recipe.named("fast", **(recipe or SMALL))
+    options = {"resume": False, "progress": False} | options
+    return training.train(run, recipe, images, device="cpu", folder=folder, **options)
+
+
+def course(record):
+    """What must not depend on where a run was cut."""
+    left_out = {"seconds"}
+    rows = [{k: v for k, v in row.items() if k not in left_out} for row in record["curve"]]
+    kept = ("test_accuracy", "test_log_score", "posterior", "accuracy_by_depth", "births")
+    return rows, {key: record[key] for key in (*kept, "num_layers", "max_depth")}
+
+
+@pytest.mark.parametrize(
+    "run", [Run("udn", 0, (), 2.0), Run("udn", 0, (), 2.0, "gradient"), Run("3", 0)]
+)
+def test_a_run_from_images_to_its_record(images, tmp_path, run):
+    torch.manual_seed(99)  # a run's seed decides, and nothing else
+    record = train(run, images, tmp_path)
+    assert record == records.read_json(tmp_path / f"{run.name}.json")
+    assert not list(tmp_path.glob("*.checkpoint"))
+    assert record["run"]["rule"] == run.rule
+    assert [row["epoch"] for row in record["curve"]] == [1, 2, 3, 4]
+    assert all(np.isfinite(row["elbo"]) for row in record["curve"])
+    assert record["curve"][-1]["lr"] == pytest.approx(0.0, abs=1e-3)
+    assert sum(record["posterior"]) == pytest.approx(1.0)
+    depths = np.arange(record["max_depth"], 0, -1)[: len(record["posterior"])][::-1]
+    assert depths @ record["posterior"] == pytest.approx(record["depth_mean"])
+    assert len(depths) == (record["max_depth"] if run.model == "udn" else 1)
+    assert len(record["accuracy_by_depth"]) == len(depths)
+    assert record["num_layers"] >= record["max_depth"]
+    # Colours are easy: far more than one in ten, and the mixture is no worse than the depths are.
+    assert record["test_accuracy"] > 0.3
+    assert record["test_accuracy"] >= np.dot(record["posterior"], record["accuracy_by_depth"]) - 0.1
+    assert record["curve"][-1]["test_accuracy"] == pytest.approx(record["test_accuracy"])
+    assert course(train(run, images, tmp_path)) == course(record)
+
+
+def test_our_rule_moves_then_rests_and_sharpens(images, tmp_path):
+    record = train(Run("udn", 0, (), 2.0), images, tmp_path, SMALL | {"epochs": 6, "search": 0.5})
+    depths = [row["depth_mean"] for row in record["curve"]]
+    tops = [row["max_depth"] for row in record["curve"]]
+    assert len(set(depths[:3])) > 1
+    # The row of the third epoch is written before the family is sharpened.
+    assert len(set(depths[3:])) == len(set(tops[3:])) == 1
+    near = [q for q in record["posterior"] if q > 0.05]
+    assert len(near) <= 3 < tops[2]
+
+
+def test_a_pair_of_classes_makes_twice_the_passes(images, tmp_path):
+    record = train(Run("udn", 1, DEER_CAR, 2.0), images, tmp_path, SMALL | {"epochs": 2})
+    assert len(record["curve"]) == 4
+    assert record["test_accuracy"] > 0.5
+    # Two classes: 40 test images, so accuracies are multiples of 1/40.
+    assert 40 * record["test_accuracy"] == pytest.approx(round(40 * record["test_accuracy"]))
+
+
+@pytest.mark.parametrize("rule", ["ascent", "gradient"])
+def test_a_run_in_pieces_is_the_run_in_one(images, tmp_path, rule):
+    run = Run("udn", 3, (), 2.0, rule)
+    whole = train(run, images, tmp_path / "whole")
+    pieces = 0
+    record = None
+    while record is None:
+        # No time at all: an epoch is made nevertheless, or it would never end.
+        record = train(run, images, tmp_path / "cut", resume=True, minutes=0.0)
+        pieces += 1
+        assert (record is None) == (tmp_path / "cut" / f"{run.name}.checkpoint").exists()
+    assert pieces == 4
+    assert course(record) == course(whole)
+
+
+def test_a_run_that_dies_goes_on(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SCORE_EVERY", 1)
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)  # the first epoch has one
+    run = Run("udn", 3, (), 2.0)
+    whole = train(run, images, tmp_path / "whole")
+    look = training._Looker.on_epoch_end
+
+    def die(self, trainer, row):
+        if trainer.epoch == 3:
+            raise RuntimeError("out of power")
+        look(self, trainer, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training._Looker, "on_epoch_end", die)
+        with pytest.raises(RuntimeError, match="power"):
+            train(run, images, tmp_path / "cut", resume=True)
+    assert (tmp_path / "cut" / f"{run.name}.checkpoint").exists()
+    assert course(train(run, images, tmp_path / "cut", resume=True)) == course(whole)
+
+
+def test_it_stops_before_an_epoch_that_would_be_too_long(images, tmp_path, monkeypatch):
+    clock = [1000.0]
+    look = training._Looker.on_epoch_end
+
+    def a_minute_later(self, trainer, row):
+        clock[0] += 60
+        look(self, trainer, row)
+
+    monkeypatch.setattr(training._Looker, "on_epoch_end", a_minute_later)
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+    run = Run("2", 0)
+    assert train(run, images, tmp_path, minutes=2.9) is None
+    assert clock[0] == 1000 + 120  # a third minute does not fit
+    assert train(run, images, tmp_path, resume=True, minutes=2.0)
+    assert clock[0] == 1000 + 240
+
+
+def test_from_the_command_to_tables_and_figures(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", lambda folder=None: images)
+    words = ["reproduce", "cifar10", "--device", "cpu", "--out", str(tmp_path), "--seeds", "1"]
+    words += ["--models", "udn,2,3", "--lambda0", "2", "--rules", "ascent,gradient"]
+    words += ["--epochs", "1", "--set", "width=8", "batch_size=50", "memory=2", "lr=0.05"]
+    started = time.perf_counter()
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "6 of 6 runs" in said
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 6
+    assert not list((tmp_path / "runs").glob("*.checkpoint"))
+    for name in ("table.md", "posterior.svg", "evolution.svg", "accuracy_by_depth.svg"):
+        assert (tmp_path / name).is_file()
+    page = (tmp_path / "table.md").read_text()
+    assert "UDN, λ by our rule (ascent), λ₀ = 2" in page
+    record = records.read_json(tmp_path / "runs" / "2-all-seed0.json")
+    assert f"{100 * record['test_accuracy']:.2f}" in page
+    assert 0 < record["seconds"] < time.perf_counter() - started
