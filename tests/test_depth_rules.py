@@ -136,6 +136,27 @@ def test_it_does_not_draw_back_from_a_newborn_head():
     assert min(b / a for a, b in itertools.pairwise(rates)) > 0.97
 
 
+@pytest.mark.parametrize("start", [3.0, 12.0])
+def test_what_all_depths_learn_together_moves_nothing(start):
+    """The young are seen late, when everybody is better: that is not to be their merit."""
+    step = itertools.count()
+    family = ub.TruncatedPoisson(start)
+    model = classifier(family, depth_prior=ub.GeometricDepth.priced(10.0))
+    rule, rates = RateAscent(0.01, memory=20), []
+    for _ in range(300):
+        now = -2 * math.exp(-next(step) / 100)
+        observe(rule, model, lambda depth, now=now: now + saturating(depth), 0.0, 5000)
+        rates.append(model.depth.rate)
+    # As if nobody had learned anything.
+    still = classifier(ub.TruncatedPoisson(start), depth_prior=ub.GeometricDepth.priced(10.0))
+    steady = RateAscent(0.01, memory=20)
+    expected = []
+    for _ in range(300):
+        observe(steady, still, saturating, 0.0, 5000)
+        expected.append(still.depth.rate)
+    assert rates == pytest.approx(expected, rel=1e-4)
+
+
 def test_young_depths_count_as_grown_ones():
     mean = torch.tensor([-2.0, -1.0, -3.0, -0.5], dtype=torch.float64)
     price = torch.tensor([10.0, 20.0, 900.0, 5.0], dtype=torch.float64)
@@ -171,7 +192,7 @@ def test_fit_with_the_rule_moves_lambda_alone():
     assert model.depth.rate != pytest.approx(before, rel=0.02)
     assert not optimizer.state[model.depth.raw_rate]
     assert float(rule._seen[0]) == 80
-    assert float(rule._mean[0]) > -0.75
+    assert 0 < float(rule._gain[1]) < 1
 
 
 def test_a_checkpoint_keeps_the_running_means(tmp_path):
@@ -189,22 +210,22 @@ def test_a_checkpoint_keeps_the_running_means(tmp_path):
     rest, second = model_and_rule()
     ub.fit(rest, x, y, epochs=8, depth_rule=second, checkpoint=path, resume=True, **options)
     assert same(state(model), state(rest))
-    assert torch.equal(rule._mean, second._mean)
+    assert torch.equal(rule._gain, second._gain)
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_a_state_can_be_put_back_whatever_the_depth_was(before, after):
     rule = RateAscent(memory=3)
     rule.reserve(model_at(1.0), before)
-    rule._mean[: before // 2], rule._seen[:before] = -0.5, 7.0
+    rule._gain[: before // 2], rule._seen[:before] = -0.5, 7.0
     rule.rest()
     again = RateAscent(memory=3)
     again.reserve(model_at(1.0), after)
     again.load_state(model_at(1.0), rule.state())
     assert all(torch.equal(value, rule.state()[key]) for key, value in again.state().items())
     again.reserve(model_at(1.0), after)  # as `fit` does then
-    assert again._mean.shape[0] > after
-    assert float(again._mean[: before // 2].sum()) == -0.5 * (before // 2)
+    assert again._gain.shape[0] > after
+    assert float(again._gain[: before // 2].sum()) == -0.5 * (before // 2)
 
 
 def test_equal_heads_divides_by_q_and_by_nothing_else():

@@ -52,10 +52,13 @@ class RateAscent(DepthRule):
 
     With the weights held fixed, 𝓛(λ) = Σ_ℓ q(ℓ; λ) [n·L_ℓ − KL_ℓ + log p(ℓ) − log q(ℓ; λ)], where
     L_ℓ is the mean log-likelihood of a data point at depth ℓ and KL_ℓ what the weights up to
-    depth ℓ cost. The n numbers behind L_ℓ are only seen in batches, so a running mean over the last
-    steps stands for it. Each step evaluates 𝓛 exactly on some members around λ and goes towards the
-    best of them, by at most `speed` in log λ. The members reach further than a step: where the
-    truncation m(q) jumps, 𝓛 has small cliffs, at which a short-sighted ascent stays for good.
+    depth ℓ cost. The n numbers behind L_ℓ are only seen in batches, so running means over the last
+    steps stand for them: of L_ℓ − L_{ℓ−1}, both on the same batch, since only differences count
+    and all depths learn together. (Of means of L_ℓ itself those of the youngest depths, which hold
+    the latest batches alone, would always look best.) Each step evaluates 𝓛 exactly on some members
+    around λ and goes towards the best of them, by at most `speed` in log λ. The members reach
+    further than a step: where the truncation m(q) jumps, 𝓛 has small cliffs, at which a
+    short-sighted ascent stays for good.
 
     The optimiser's gradient of 𝓛/n in λ has the same zeros. But it is as large as the differences
     between depths: large in the first epochs, when almost any layer more helps, and next to
@@ -104,7 +107,7 @@ class RateAscent(DepthRule):
         self.youth = 5 * self.memory if youth is None else int(youth)
         if self.youth < self.memory:
             raise ValueError(f"youth must be at least the memory, {memory}, got {youth}")
-        self._mean = self._seen = self._log_prior = self._steps = torch.zeros(0)
+        self._gain = self._seen = self._log_prior = self._steps = torch.zeros(0)
         self._pace = torch.ones((), dtype=torch.float64)
 
     def rest(self) -> None:
@@ -118,16 +121,16 @@ class RateAscent(DepthRule):
                 f"RateAscent compares members of a RateFamily; {type(model.depth).__name__} is none"
             )
         needed = depth + self._margin(depth)
-        if self._mean.shape[0] >= needed and self._mean.device == model.anchor.device:
+        if self._gain.shape[0] >= needed and self._gain.device == model.anchor.device:
             return False
         self._allocate(model, max(64, 2 * needed))
         return True
 
     def _allocate(self, model: "UDN", size: int) -> None:
-        old, device = self._mean.shape[0], model.anchor.device
-        mean, seen = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
-        mean[:old], seen[:old] = self._mean.to(device), self._seen.to(device)
-        self._mean, self._seen = mean, seen
+        old, device = self._gain.shape[0], model.anchor.device
+        gain, seen = (torch.zeros(size, dtype=torch.float64, device=device) for _ in range(2))
+        gain[:old], seen[:old] = self._gain.to(device), self._seen.to(device)
+        self._gain, self._seen = gain, seen
         depths = torch.arange(1, size + 1, device=device)
         self._log_prior = model.depth_prior.log_prob(depths)
         # Close together near λ, so that it comes to rest, and wider apart further away.
@@ -140,15 +143,18 @@ class RateAscent(DepthRule):
         """The running means, then λ."""
         first, last, _ = gradient.posterior
         model, num_data = gradient.model, gradient.num_data
-        part = slice(first - 1, last)
-        mean, seen = self._mean[part], self._seen[part]
+        seen = self._seen[first - 1 : last]
         self._seen[last:].zero_()  # who leaves the support comes back as young
         seen.add_(1)
-        # Weights that grow with the steps forget how a depth began; then a plain memory.
-        mean.add_((gradient.log_lik.double() - mean) * (2 / (seen + 1)).clamp(min=1 / self.memory))
         grown = seen > self.youth
+        # The first depth's is over a depth that nobody looks at.
+        gain = self._gain[first:last]
+        # Weights that grow with the steps forget how a depth began; then a plain memory.
+        rate = (2 / (seen[1:] + 1)).clamp(min=1 / self.memory)
+        gain.add_((gradient.log_lik.double().diff() - gain) * rate)
+        relative = torch.cat([gain.new_zeros(1), gain.cumsum(0)])  # L_ℓ − L_first
         prices = gradient.hidden_kl.double() * self.weight_cost
-        value, price = _as_grown(mean, prices, grown, first)
+        value, price = _as_grown(relative, prices, grown, first)
         cost = elbo.weight_cost(
             price,
             gradient.head_kl.double() * self.weight_cost,
@@ -156,7 +162,7 @@ class RateAscent(DepthRule):
             model.cumulative_heads,
         )
         margin = self._margin(last)
-        further = torch.arange(1, margin + 1, dtype=torch.float64, device=mean.device)
+        further = torch.arange(1, margin + 1, dtype=torch.float64, device=gain.device)
         worth = torch.cat(
             [
                 num_data * value - cost,
@@ -176,14 +182,14 @@ class RateAscent(DepthRule):
 
     def state(self) -> dict[str, Tensor]:
         """The running means, over how many steps they go, and whether λ rests."""
-        return {"mean": self._mean, "seen": self._seen, "pace": self._pace}
+        return {"gain": self._gain, "seen": self._seen, "pace": self._pace}
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back."""
         # As large as it was: the model may have been deeper than it is now.
-        self._mean = self._seen = torch.zeros(0)
-        self._allocate(model, state["mean"].shape[0])
-        self._mean.copy_(state["mean"])
+        self._gain = self._seen = torch.zeros(0)
+        self._allocate(model, state["gain"].shape[0])
+        self._gain.copy_(state["gain"])
         self._seen.copy_(state["seen"])
         self._pace.copy_(state["pace"])
 
@@ -192,22 +198,22 @@ class RateAscent(DepthRule):
         return 4 + math.ceil(1.2 * depth * math.expm1(self.reach))
 
 
-def _as_grown(mean: Tensor, price: Tensor, grown: Tensor, first: int) -> tuple[Tensor, Tensor]:
+def _as_grown(value: Tensor, price: Tensor, grown: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """What each depth is worth and costs, young ones as if they were grown.
 
     Args:
-        mean: running L_ℓ of the depths first … last, `(depth,)`.
+        value: L_ℓ of the depths first … last, or by how much it exceeds L_first, `(depth,)`.
         price: KL of the layers 1 … last, `(last,)`.
         grown: which depths are grown, `(depth,)`.
         first: the first depth.
 
     Returns:
-        L_ℓ, of young depths at least that of the deepest grown one, and the prices, of young layers
-        at most the mean price of grown ones.
+        Values, of young depths at least that of the deepest grown one, and prices, of young layers at
+        most the mean price of grown ones.
     """
-    places = torch.arange(len(mean), device=mean.device)
+    places = torch.arange(len(value), device=value.device)
     last = torch.where(grown, places, 0).amax(0, keepdim=True)  # the first, if none is grown
-    value = torch.where(grown, mean, torch.maximum(mean, mean.gather(0, last)))
+    value = torch.where(grown, value, torch.maximum(value, value.gather(0, last)))
     old = torch.cat([grown.new_ones(first - 1), grown])  # layers below the first serve all depths
     usual = (price * old).sum() / old.sum()  # infinite or NaN if none is grown: own prices then
     return value, torch.where(old, price, torch.fmin(price, usual))
