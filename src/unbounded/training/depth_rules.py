@@ -208,8 +208,8 @@ def _as_grown(value: Tensor, price: Tensor, grown: Tensor, first: int) -> tuple[
         first: the first depth.
 
     Returns:
-        Values, of young depths at least that of the deepest grown one, and prices, of young layers at
-        most the mean price of grown ones.
+        Values, of young depths at least that of the deepest grown one, and prices, of young layers
+        at most the mean price of grown ones.
     """
     places = torch.arange(len(value), device=value.device)
     last = torch.where(grown, places, 0).amax(0, keepdim=True)  # the first, if none is grown
