@@ -228,20 +228,48 @@ def test_a_state_can_be_put_back_whatever_the_depth_was(before, after):
     assert float(again._gain[: before // 2].sum()) == -0.5 * (before // 2)
 
 
-def test_equal_heads_divides_by_q_and_by_nothing_else():
+@pytest.mark.parametrize("closed_form", [True, False])
+@pytest.mark.parametrize("equal", ["heads", "layers", "heads and layers"])
+def test_equal_paces_divide_by_q_and_by_nothing_else(equal, closed_form):
     x, y = classes(32)
     grads = []
-    for equal in (False, True):
+    for on in (False, True):
         model = classifier(ub.TruncatedPoisson(2.0), width=16)
-        gradient = Gradient(model, x, y, 32, equal_heads=equal)
+        paces = {f"equal_{kind}": on and kind in equal for kind in ("heads", "layers")}
+        gradient = Gradient(model, x, y, 32, closed_form=closed_form, **paces)
         gradient.backward()
         grads.append({name: p.grad for name, p in model.named_parameters()})
     q = model.depth.log_probs().detach().exp()
+    changed = set()
     for name, grad in grads[0].items():
-        factor = 1.0
-        if name.startswith("network.heads."):
-            factor = 1 / float(q[int(name.split(".")[2]) - 1])
-        assert torch.allclose(grads[1][name], factor * grad, rtol=1e-4, atol=1e-8), name
+        share = 1.0
+        kind, place = [*name.split("."), "", ""][1:3]
+        if kind == "heads" and "heads" in equal:
+            share = float(q[int(place) - 1])
+        elif kind == "hidden" and "layers" in equal:
+            share = float(q[int(place) - 1 :].sum())
+        changed |= {kind} if share < 0.9 else set()
+        assert torch.allclose(grads[1][name], grad / share, rtol=1e-4, atol=1e-8), name
+    assert changed == {"heads": {"heads"}, "layers": {"hidden"}}.get(equal, {"heads", "hidden"})
+
+
+def test_equal_layers_learn_what_a_deep_network_would():
+    """The last layer of the support, as fast as if no other depth were there."""
+    x, y = classes(64)
+    model = classifier(ub.TruncatedPoisson(3.0), width=16)
+    Gradient(model, x, y, 64, equal_layers=True, equal_heads=True).backward()
+    last = model.depth.max_depth()
+    alone = classifier(ub.FixedDepth(last), width=16)
+    alone.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if k in alone.state_dict()}, strict=False
+    )
+    Gradient(alone, x, y, 64).backward()
+    theirs = dict(alone.named_parameters())
+    found = [name for name in theirs if f".{last}." in name]
+    assert len(found) == 4  # weights and biases of a layer and of a head
+    for name, parameter in model.named_parameters():
+        if name in found:
+            assert torch.allclose(parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-7), name
 
 
 def test_equal_heads_are_refused_where_heads_are_shared():

@@ -193,6 +193,7 @@ class _Entry:
             autocast=trainer.autocast,
             posterior=model.posterior_over(*self.support),
             equal_heads=trainer.equal_heads,
+            equal_layers=trainer.equal_layers,
         )
         gradient.backward()
         if trainer.depth_rule is not None:

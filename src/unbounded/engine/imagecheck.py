@@ -94,6 +94,7 @@ def train(
         engine=Graphs(graphs=graphs, compiles=compiles),
         depth_rule=None if rule is None else rule(0.04, memory=2),
         equal_heads=rule is not None,
+        equal_layers=rule is not None,
         callbacks=() if rule is None else [Sharpen(EPOCHS - 2, 4.0)],
         progress=False,
         **{"epochs": EPOCHS, **options},

@@ -66,6 +66,7 @@ class Eager(Engine):
             scaler=trainer.scaler,
             depth_rule=trainer.depth_rule,
             equal_heads=trainer.equal_heads,
+            equal_layers=trainer.equal_layers,
             at=f" at step {trainer.step + 1} (epoch {trainer.epoch + 1})",
         )
         return Done(info.terms, info.growth.hidden)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unbounded.model import UDN, DepthPosterior
 
 SMALLEST_SHARE = 1e-20
-"""Heads of depths with less mass than this learn more slowly even where paces are equal."""
+"""Heads and layers with less mass than this learn more slowly even where paces are equal."""
 
 
 class Gradient:
@@ -39,6 +39,9 @@ class Gradient:
         equal_heads: divide the gradient of head ℓ by q(ℓ). In 𝓛 a head appears in a bracket with
             the factor q(ℓ) and nowhere else: where the gradient vanishes stays where it was, but
             heads of rare depths learn as fast as those of probable ones.
+        equal_layers: divide the gradient of layer k by q(ℓ≥k): what is left is its mean over the
+            depths that use the layer, so that the last layers, which few of them do, learn as fast
+            as the first. Where the gradient vanishes stays where it was here, too.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class Gradient:
         closed_form: bool = True,
         posterior: "DepthPosterior | None" = None,
         equal_heads: bool = False,
+        equal_layers: bool = False,
     ):
         self.model, self.num_data, self.weights = model, num_data, weights
         self.posterior = model.posterior() if posterior is None else posterior
-        self.equal_heads = equal_heads
+        self.equal_heads, self.equal_layers = equal_heads, equal_layers
         first, last, _ = self.posterior
         self.active = model.network.active(last, first)
         self.closed_form = closed_form and model.weight_prior.precision is not None
@@ -107,26 +111,34 @@ class Gradient:
             if self.closed_form:
                 with torch.no_grad():
                     self._add_decays(self.decays())
-        if self.equal_heads:
-            self._equal_heads()
+        if self.equal_heads or self.equal_layers:
+            self._equal_paces()
 
     @torch.no_grad()
-    def _equal_heads(self) -> None:
-        """Divide the gradient of head ℓ by q(ℓ)."""
-        q = self.posterior.log_q.detach().exp()
-        if len(self.active.heads) != q.shape[0] or q.shape[0] == 1:
-            return  # one head has all the mass
-        parameters = self.active.head_parameters
-        each = (1 / q.clamp(min=SMALLEST_SHARE)).to(parameters[0].dtype).unbind()
-        rows = self.active.row_list[len(self.active.hidden_parameters) :]
-        pairs = [
-            (parameter.grad, each[row - len(self.active.hidden)])
-            for parameter, row in zip(parameters, rows, strict=True)
-            if parameter.grad is not None
-        ]
-        if pairs:
-            grads, factors = zip(*pairs, strict=True)
+    def _equal_paces(self) -> None:
+        """Divide the gradient of head ℓ by q(ℓ), that of layer k by q(ℓ≥k), or one of them."""
+        active = self.active
+        if self.posterior.log_q.shape[0] == 1:
+            return  # one depth has all the mass
+        parameters = [*active.hidden_parameters, *active.head_parameters]
+        hidden = len(active.hidden_parameters)
+        part = slice(0 if self.equal_layers else hidden, None if self.equal_heads else hidden)
+        if not parameters[part]:
+            return
+        shares = torch.cat(self._shares()).clamp(min=SMALLEST_SHARE)
+        each = (1 / shares).to(parameters[part][0].dtype).unbind()
+        grads, factors = [], []
+        for parameter, row in zip(parameters[part], active.row_list[part], strict=True):
+            if parameter.grad is not None:
+                grads.append(parameter.grad)
+                factors.append(each[row])
+        if grads:  # without a host read, hence tensors and not numbers as factors
             torch._foreach_mul_(grads, factors)
+
+    def _shares(self) -> tuple[Tensor, Tensor]:
+        """The mass of the depths that use each layer 1 … last, and each head."""
+        active, q = self.active, self.posterior.log_q.detach().exp()
+        return elbo.shares(q, len(active.hidden), len(active.heads), self.model.cumulative_heads)
 
     def decays(self) -> Tensor:
         """The factors f of the weights' gradient f·ν, of the layers 1 … last, then the heads.
@@ -135,9 +147,7 @@ class Gradient:
         """
         precision = self.model.weight_prior.precision
         assert precision is not None
-        active, q = self.active, self.posterior.log_q.detach().exp()
-        parts = elbo.shares(q, len(active.hidden), len(active.heads), self.model.cumulative_heads)
-        return torch.cat(parts) * (precision / self.num_data)
+        return torch.cat(self._shares()) * (precision / self.num_data)
 
     def _add_decays(self, decays: Tensor) -> None:
         parameters = (*self.active.hidden_parameters, *self.active.head_parameters)

@@ -83,6 +83,7 @@ def fit(
     drop_inactive: bool = False,
     depth_rule: DepthRule | None = None,
     equal_heads: bool = False,
+    equal_layers: bool = False,
     engine: Engine | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool | None = None,
@@ -124,6 +125,8 @@ def fit(
             optimiser does, as in the paper.
         equal_heads: let the heads of rare depths learn as fast as those of probable ones: their
             gradients without the factor q(ℓ), which moves no zero of the gradient.
+        equal_layers: let the layers that only improbable depths use learn as fast as the first:
+            their gradients without the factor q(ℓ≥k), likewise.
         engine: how steps are carried out: `unbounded.engine.Eager()`, or `Graphs()` for CUDA
             graphs. By default graphs for `ImageData` on a CUDA device.
         callbacks: objects with the hooks of `Callback`.
@@ -165,6 +168,7 @@ def fit(
         drop_inactive=drop_inactive,
         depth_rule=depth_rule,
         equal_heads=equal_heads,
+        equal_layers=equal_layers,
         engine=engine,
         callbacks=callbacks,
     )
@@ -236,6 +240,7 @@ class Trainer:
         callbacks: Iterable[Callback],
         depth_rule: DepthRule | None = None,
         equal_heads: bool = False,
+        equal_layers: bool = False,
         engine: Engine | None = None,
     ) -> None:
         """Check and keep what says how to train."""
@@ -277,7 +282,7 @@ class Trainer:
         self.depth_rule = depth_rule
         if equal_heads and (self.model.network.shares_head or self.model.cumulative_heads):
             raise ValueError("equal_heads needs heads that are used at one depth each")
-        self.equal_heads = equal_heads
+        self.equal_heads, self.equal_layers = equal_heads, equal_layers
         self.engine = self._default_engine() if engine is None else engine
         self.callbacks = list(callbacks)
 

@@ -42,6 +42,7 @@ def step(
     scaler: torch.amp.GradScaler | None = None,
     depth_rule: "DepthRule | None" = None,
     equal_heads: bool = False,
+    equal_layers: bool = False,
     at: str = "",
 ) -> StepInfo:
     """Grow to the support of q(ℓ; λ), evaluate the ELBO on a batch, move the active parameters.
@@ -65,6 +66,7 @@ def step(
         scaler: a gradient scaler, for `torch.float16`.
         depth_rule: moves λ instead of the optimiser; see `RateAscent`.
         equal_heads: divide the gradient of head ℓ by q(ℓ); see `Gradient`.
+        equal_layers: divide the gradient of layer k by q(ℓ≥k); see `Gradient`.
         at: where in training this is, for error messages.
 
     Raises:
@@ -87,6 +89,7 @@ def step(
         autocast=autocast,
         closed_form=scaler is None,
         equal_heads=equal_heads,
+        equal_layers=equal_layers,
     )
     value = gradient.loss.item()
     if not math.isfinite(value):

@@ -51,6 +51,7 @@ class Recipe:
         concentration: of that rule: ν of the narrower family around the mode thereafter, see
             `Sharpen`.
         equal_heads: with that rule, heads of rare depths learn as fast as others.
+        equal_layers: with that rule, layers that only rare depths use learn as fast as others.
         validation: how many training images are held out and scored in place of the test
             images, to choose a recipe by.
         images: train on so many images only; for trials. All where it is 0.
@@ -78,6 +79,7 @@ class Recipe:
     search_concentration: float = 1.0
     concentration: float = 16.0
     equal_heads: bool = True
+    equal_layers: bool = False
     validation: int = 0
     images: int = 0
 
@@ -192,6 +194,7 @@ UDN_ONLY = frozenset(
         "search_concentration",
         "concentration",
         "equal_heads",
+        "equal_layers",
     )
 )
 """Fields of the recipe that a network of fixed depth does not look at."""

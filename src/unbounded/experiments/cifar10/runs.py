@@ -96,6 +96,7 @@ def train(
         drop_inactive=False,
         depth_rule=run.depth_rule(recipe),
         equal_heads=recipe.equal_heads and run.ascends,
+        equal_layers=recipe.equal_layers and run.ascends,
         engine=engine,
         callbacks=[*run.callbacks(recipe), looker],
     )
