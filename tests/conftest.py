@@ -1,6 +1,7 @@
 """Shared settings: examples of hypothesis are fixed, so that a red build is red again tomorrow."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -26,3 +27,11 @@ def _same_random_state():
 def no_folder(monkeypatch):
     """No folder of data in the environment: loaders go to their cache or download."""
     monkeypatch.delenv(FOLDER, raising=False)
+
+
+@pytest.fixture
+def _ctrl_c():
+    """SIGINT as at a terminal; it is ignored in what a shell runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

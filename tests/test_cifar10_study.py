@@ -117,14 +117,6 @@ def trainer(monkeypatch):
     return found
 
 
-@pytest.fixture
-def _ctrl_c():
-    """SIGINT as at a terminal; it is ignored in what a shell runs in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     study.add_arguments(parser)

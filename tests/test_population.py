@@ -565,6 +565,7 @@ def test_resuming_batch_norm_and_another_population(tmp_path):
         fit_population(models(), classes(0), checkpoint=path, resume=True, **options)
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_ends_after_the_epoch_and_keeps_the_best_one():
     models = [udn(0), udn(1)]
 
