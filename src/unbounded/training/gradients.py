@@ -8,6 +8,7 @@ Three ways lead to the same gradient, to rounding:
   `layers.fused` for the network. Small networks train twice as fast this way.
 """
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -117,28 +118,20 @@ class Gradient:
     @torch.no_grad()
     def _equal_paces(self) -> None:
         """Divide the gradient of head ℓ by q(ℓ), that of layer k by q(ℓ≥k), or one of them."""
-        active = self.active
         if self.posterior.log_q.shape[0] == 1:
             return  # one depth has all the mass
-        parameters = [*active.hidden_parameters, *active.head_parameters]
-        hidden = len(active.hidden_parameters)
+        hidden = len(self.active.hidden_parameters)
         part = slice(0 if self.equal_layers else hidden, None if self.equal_heads else hidden)
-        if not parameters[part]:
-            return
-        shares = torch.cat(self._shares()).clamp(min=SMALLEST_SHARE)
-        each = (1 / shares).to(parameters[part][0].dtype).unbind()
-        grads, factors = [], []
-        for parameter, row in zip(parameters[part], active.row_list[part], strict=True):
-            if parameter.grad is not None:
-                grads.append(parameter.grad)
-                factors.append(each[row])
-        if grads:  # without a host read, hence tensors and not numbers as factors
+        grads, _, factors = self._paired(1 / self._shares.clamp(min=SMALLEST_SHARE), part)
+        if grads:
             torch._foreach_mul_(grads, factors)
 
-    def _shares(self) -> tuple[Tensor, Tensor]:
-        """The mass of the depths that use each layer 1 … last, and each head."""
+    @cached_property
+    def _shares(self) -> Tensor:
+        """The mass of the depths that use each layer 1 … last, then each head."""
         active, q = self.active, self.posterior.log_q.detach().exp()
-        return elbo.shares(q, len(active.hidden), len(active.heads), self.model.cumulative_heads)
+        parts = elbo.shares(q, len(active.hidden), len(active.heads), self.model.cumulative_heads)
+        return torch.cat(parts)
 
     def decays(self) -> Tensor:
         """The factors f of the weights' gradient f·ν, of the layers 1 … last, then the heads.
@@ -147,21 +140,33 @@ class Gradient:
         """
         precision = self.model.weight_prior.precision
         assert precision is not None
-        return torch.cat(self._shares()) * (precision / self.num_data)
+        return self._shares * (precision / self.num_data)
 
     def _add_decays(self, decays: Tensor) -> None:
-        parameters = (*self.active.hidden_parameters, *self.active.head_parameters)
-        if not parameters:
-            return
-        each = decays.to(parameters[0].dtype).unbind()
-        grads, values, factors = [], [], []
-        for parameter, row in zip(parameters, self.active.row_list, strict=True):
+        grads, values, factors = self._paired(decays)
+        if grads:
+            torch._foreach_addcmul_(grads, values, factors)
+
+    def _paired(
+        self, factors: Tensor, part: slice = slice(None)
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Gradients, parameters, and the factor of the layer or head to which each belongs.
+
+        Factors stay tensors, so that nothing is read by the host.
+
+        Args:
+            factors: of the layers 1 … last, then the heads.
+            part: which of the active parameters; those without a gradient are left out.
+        """
+        parameters = [*self.active.hidden_parameters, *self.active.head_parameters][part]
+        grads, values, found = list[Tensor](), list[Tensor](), list[Tensor]()
+        each = factors.to(parameters[0].dtype).unbind() if parameters else ()
+        for parameter, row in zip(parameters, self.active.row_list[part], strict=True):
             if parameter.grad is not None:
                 grads.append(parameter.grad)
                 values.append(parameter)
-                factors.append(each[row])
-        if grads:  # without a host read, hence tensors and not numbers as factors
-            torch._foreach_addcmul_(grads, values, factors)
+                found.append(each[row])
+        return grads, values, found
 
 
 class _ByHand:

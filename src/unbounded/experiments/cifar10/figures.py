@@ -105,9 +105,8 @@ def evolution_figure(results: Sequence[Result], note: str = "") -> str:
     high = max(y for points in every for _, y in points)
     parts, missing = [], []
     for index, (rule, pairs) in enumerate(curves.items()):
-        left = 58 + index * 378
-        panel = Panel((left, 80, 316, 280), (0.0, last), (0.0, 1.04 * high))
-        parts.append(text(left, 48, _RULES[rule], weight=600))
+        panel = _half(index, 280, (0.0, last), (0.0, 1.04 * high))
+        parts.append(text(panel.left, 48, _RULES[rule], weight=600))
         parts += panel.frame("epoch", "E[ℓ]", whole=True)
         for run, points in pairs:
             start = run["run"]["lambda0"]
@@ -168,20 +167,19 @@ def curves_figure(results: Sequence[Result], note: str = "") -> str:
     if not every:
         raise NothingToDraw("no run on all ten classes was scored while it was trained")
     heights = [y for points in every for _, y in points]
-    low = max(
-        math.floor(min(heights)), math.floor(max(heights)) - 24
-    )  # the first epochs say little
+    # The first epochs say little.
+    low = max(math.floor(min(heights)), math.floor(max(heights)) - 24)
     last = max(points[-1][0] for points in every)
     end = (1 - _END) * last
     late = [y for points in every for epoch, y in points if epoch >= end]
     panels = (
-        Panel((58, 80, 316, 300), (0.0, last), (low, math.ceil(max(heights)) + 1)),
-        Panel((436, 80, 316, 300), (end, last), trimmed(min(late), max(late), 5)[1]),
+        _half(0, 300, (0.0, last), (low, math.ceil(max(heights)) + 1)),
+        _half(1, 300, (end, last), trimmed(min(late), max(late), 5)[1]),
     )
-    parts = [text(58, 48, "all of it", weight=600), text(436, 48, "the end", weight=600)]
-    for panel in panels:
+    parts, keys, missing = list[str](), [], []
+    for panel, name in zip(panels, ("all of it", "the end"), strict=True):
+        parts.append(text(panel.left, 48, name, weight=600))
         parts += panel.frame("epoch", "test accuracy, %", whole=True)
-    keys, missing = [], []
     for index, (model, rows) in enumerate(curves.items()):
         colour = ORANGE if model == "udn" else _FIXED[index % len(_FIXED)]
         drawn = [points for points in rows if points]
@@ -288,6 +286,13 @@ class Panel:
         """Words in the middle."""
         x, y = (self.left + self.right) / 2, (self.top + self.bottom) / 2
         return text(x, y, what, anchor="middle", colour=MUTED)
+
+
+def _half(
+    index: int, height: float, x_range: tuple[float, float], y_range: tuple[float, float]
+) -> Panel:
+    """The left or the right one of two panels, with room for a name above and a legend beside."""
+    return Panel((58 + 378 * index, 80, 316, height), x_range, y_range)
 
 
 def legend(left: float, top: float, keys: Iterable[Key]) -> list[str]:
