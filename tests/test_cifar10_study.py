@@ -141,19 +141,19 @@ def test_the_whole_study_is_the_papers():
     assert {run.model for run in runs if run.classes == ()} == {"udn", "5", "10", "20"}
     for pair in (EASY, HARD):
         assert {run.model for run in runs if run.classes == pair} == {"udn"}
-    assert {(run.lambda0, run.rule) for run in runs} == {(10.0, "ascent")}
+    assert {(run.lambda0, run.rule) for run in runs} == {(20.0, "ascent")}
 
 
 def test_starts_and_rules_are_for_udns_on_all_classes():
-    runs = plan.plan(lambda0=(1.0, 10.0, 20.0), rules=("gradient", "ascent"), seeds=(0,))
+    runs = plan.plan(lambda0=(1.0, 20.0, 40.0), rules=("gradient", "ascent"), seeds=(0,))
     full = [run for run in runs if run.model == "udn" and run.classes == ()]
     assert {(run.lambda0, run.rule) for run in full} == {
-        (start, rule) for start in (1.0, 10.0, 20.0) for rule in ("gradient", "ascent")
+        (start, rule) for start in (1.0, 20.0, 40.0) for rule in ("gradient", "ascent")
     }
     pairs = [run for run in runs if run.classes]
     assert [(run.classes, run.lambda0, run.rule) for run in pairs] == [
-        (EASY, 10.0, "gradient"),
-        (HARD, 10.0, "gradient"),
+        (EASY, 20.0, "gradient"),
+        (HARD, 20.0, "gradient"),
     ]
     assert sum(run.model == "10" for run in runs) == 1  # fixed depths have no λ
     without = plan.plan(lambda0=(2.0, 9.0), seeds=(0,))
@@ -165,10 +165,10 @@ def test_named_classes_are_for_every_model():
     assert [(run.model, run.classes, run.lambda0) for run in runs] == [
         ("udn", EASY, 1.0),
         ("udn", EASY, 5.0),
-        ("5", EASY, 10.0),
+        ("5", EASY, 20.0),
         ("udn", (), 1.0),
         ("udn", (), 5.0),
-        ("5", (), 10.0),
+        ("5", (), 20.0),
     ]
     assert len({run.name for run in runs}) == len(runs)
 
@@ -374,7 +374,7 @@ def test_a_quick_look_is_loud_and_keeps_to_itself(tmp_path, trainer, capsys, mon
 def test_the_first_lambda_is_the_schedule_s_own(tmp_path, trainer):
     words = ("--models", "udn", "--classes", "all", "--seeds", "1")
     for name, more, expected in (
-        ("fast", (), 10.0),
+        ("fast", (), 20.0),
         ("paper", ("--schedule", "paper"), 5.0),
         ("said", ("--schedule", "paper", "--lambda0", "3"), 3.0),
     ):
@@ -386,7 +386,7 @@ def test_what_a_fixed_depth_does_not_use_does_not_keep_it_out(tmp_path, trainer,
     words = ("--classes", "all", "--seeds", "1", "--resume")
     assert reproduce(tmp_path, *words, "--models", "5", "--set", "layer_price=3") == 0
     assert reproduce(tmp_path, *words, "--models", "udn,5", "--set", "layer_price=4") == 0
-    assert trainer.names == ["5-all-seed0", "udn-ascent-lambda10-all-seed0"]
+    assert trainer.names == ["5-all-seed0", "udn-ascent-lambda20-all-seed0"]
     assert reproduce(tmp_path, *words, "--models", "udn,5", "--set", "layer_price=5") == 2
     assert "layer_price was 4.0, now 5.0" in capsys.readouterr().err
     assert reproduce(tmp_path, *words, "--models", "5", "--set", "lr=0.3") == 2
@@ -644,7 +644,7 @@ def test_accuracy_beside_the_published():
 
 
 def test_the_udn_of_the_tables_is_of_one_kind():
-    kinds = [(10.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
+    kinds = [(20.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
     runs = study_of(*[(Run("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
     found = results.headline(runs)
     assert [(r["run"]["lambda0"], r["run"]["rule"]) for r in found] == [(1.0, "ascent")]
@@ -655,8 +655,8 @@ def test_the_udn_of_the_tables_is_of_one_kind():
     many = study_of(*[(Run("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
     assert results.headline([*runs, *many])[-3:] == many  # where most seeds are
     text = table.accuracy_table(runs)
-    assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 10")[3].strip("*") == "93.50 ± 0.71"
-    other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 10")
+    assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 20")[3].strip("*") == "93.50 ± 0.71"
+    other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 20")
     assert (other[1], other[3]) == ("–", "90.00")
     assert not results.headline(runs, EASY)
 
@@ -722,7 +722,7 @@ def test_what_was_reached_can_be_no():
             )
         )
         assert len(found) == 7
-        assert "E[ℓ] from λ₀ = 1, 10 within 25% of each other" in found
+        assert "E[ℓ] from λ₀ = 1, 20 within 25% of each other" in found
         return [claim for claim, good in found.items() if not good]
 
     def are(found, *parts):

@@ -14,8 +14,8 @@ from unbounded.priors import DepthPrior
 from unbounded.training import Augment, Callback, ImageData, RateAscent, Sharpen
 
 SCHEDULES = ("fast", "paper")
-LAMBDA0, PAPER_LAMBDA0 = 10.0, 5.0
-"""λ at the start, ours and the paper's. From 5 our UDN ends as deep, a little less accurate."""
+LAMBDA0, PAPER_LAMBDA0 = 20.0, 5.0
+"""λ at the start, ours and the paper's. From below 20 our UDN ends with a lower bound."""
 RULES = ("ascent", "gradient")
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
