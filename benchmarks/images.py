@@ -5,8 +5,8 @@
 Trains the convolutional generator in bf16 on random images of CIFAR-10's size and prints, for each
 depth, seconds for a training epoch of 50,000 images (195 steps of 256) of the finite network
 and of UDNs with as many active depths, their ratio, and what capturing and compiling took before.
-Of the UDNs one leaves λ to the optimiser, as the paper does, and one to `RateAscent`, with heads that
-learn equally fast, as the CIFAR-10 study does. λ stays where it is in both, so that every step
+Of the UDNs one leaves λ to the optimiser, as the paper does, and one to `RateAscent`, with heads
+that learn equally fast, as the CIFAR-10 study does. λ stays where it is in both, so that every step
 has the same depth, but all the work of moving it is done. Without a GPU it runs a few steps of a
 narrow network, to show that it works; its figures mean nothing then.
 """
