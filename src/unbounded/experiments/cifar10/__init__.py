@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--lambda0",
         metavar="LIST",
-        help="first λ of the UDN (default: 10; with --schedule paper the paper's, 5)",
+        help=f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
+        f"{PAPER_LAMBDA0:g})",
     )
     add(
         "--rules",
