@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 import unbounded as ub
-from unbounded.engine import Graphs
+from unbounded.engines import Graphs
 from unbounded.experiments.records import versions
 from unbounded.training import Augment, ImageData, RateAscent
-from unbounded.training.loop import Trainer
+from unbounded.training.trainer import Trainer
 
 
 def rate_for(depth: int) -> float:

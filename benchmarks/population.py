@@ -16,7 +16,6 @@ import torch
 
 import unbounded as ub
 from unbounded.data import spiral
-from unbounded.engine import fit_population
 
 
 def models(count: int, rate: float) -> list[ub.UDN]:
@@ -63,7 +62,7 @@ def main() -> None:
     def together(epochs: int) -> Clock:
         torch.set_num_threads(options.threads)
         with Clock(options.members * epochs) as clock:
-            fit_population(
+            ub.fit(
                 models(options.members, options.rate), data, validation=validation, epochs=epochs
             )
         return clock

@@ -223,7 +223,7 @@ def test_what_the_user_says_of_columns_counts(tmp_path, files, capsys):
 
 
 def interrupt_in_epoch(monkeypatch, number: int) -> None:
-    from unbounded.training.loop import Trainer
+    from unbounded.training.trainer import Trainer
 
     original = Trainer._epoch
     count = [0]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
-from unbounded.depth.conway_maxwell import conway_maxwell_quantile
-from unbounded.depth.truncated_poisson import poisson_quantile
+from unbounded.depth.base import NO_MASS
+from unbounded.depth.rates import poisson_quantile
 
 FAMILIES = {
     "poisson-tiny": lambda: TruncatedPoisson(1e-4),
@@ -28,6 +28,10 @@ FAMILIES = {
     "finite": lambda: FiniteDepth(6),
 }
 RATES = st.floats(math.log(1e-4), math.log(1e5)).map(math.exp)
+
+
+def quantile_of(rate, quantile):
+    return int(poisson_quantile(torch.tensor(rate, dtype=torch.float64), quantile))
 
 
 @pytest.fixture(params=FAMILIES.values(), ids=FAMILIES.keys())
@@ -74,17 +78,59 @@ def test_members_move_with_their_parameters(family):
         assert family.mean() > before
 
 
-def test_backward_equals_autograd(family):
-    """The short way from a gradient in log q to λ is the long one."""
+def test_gradient_in_the_parameters_against_finite_differences(family):
+    """What autograd says of log q(ℓ) in λ is what log q(ℓ) does, for one member and for several."""
     family = family.double()
-    if not list(family.parameters()):
+    named = dict(family.named_parameters())
+    if not named:
         return
-    log_probs = family.log_probs()
-    grad = torch.randn(log_probs.shape, dtype=torch.float64)
-    expected = torch.autograd.grad(log_probs, list(family.parameters()), grad)
-    family.backward(family.log_probs(), grad)
-    for parameter, value in zip(family.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, value)
+    size = max(3, min(family.max_depth(), 40)) if family.bound is None else family.bound
+
+    def log_probs(*values):
+        at = {**family.numbers(), **dict(zip(named, values, strict=True))}
+        others = {name: t.expand(values[0].shape[: values[0].dim() - t.dim()] + t.shape)
+                  for name, t in at.items() if name not in named}
+        return family.scores({**at, **others}, size).log_softmax(-1)
+
+    one = [p.detach().clone().requires_grad_() for p in named.values()]
+    assert torch.autograd.gradcheck(log_probs, one)
+    many = [
+        torch.stack([p + 0.3 * index for index in range(3)]).detach().requires_grad_() for p in one
+    ]
+    assert torch.autograd.gradcheck(log_probs, many)
+    # And the gradient of `log_probs` itself, with its support and in the family's parameters.
+    own = family.log_probs()
+    direction = torch.randn(own.shape, dtype=torch.float64)
+    found = torch.autograd.grad(own @ direction, list(named.values()))
+    again = [p.detach().clone().requires_grad_() for p in named.values()]
+    at = {**family.numbers(), **dict(zip(named, again, strict=True))}
+    expected = family.log_probs_at(at, family.max_depth())
+    torch.testing.assert_close(own, expected)
+    for one_grad, other in zip(
+        found, torch.autograd.grad(expected @ direction, again), strict=True
+    ):
+        torch.testing.assert_close(one_grad, other)
+
+
+def test_many_members_are_each_as_if_alone(family):
+    """λ with leading axes: every member has its own support, and `NO_MASS` beyond it."""
+    family = family.double()
+    size = family.max_depth() + 3
+    lead = (2, 3)
+    at = {name: t.detach().expand(*lead, *t.shape).clone() for name, t in family.numbers().items()}
+    if "raw_rate" in at:
+        at["raw_rate"] -= torch.arange(6.0).view(lead) / 3
+    log_q, ends = family.log_probs_at(at, size), family.end(at, size)
+    assert log_q.shape == (*lead, size)
+    assert ends.shape == lead
+    for index in np.ndindex(*lead):
+        for name, own in family.numbers().items():
+            own.data.copy_(at[name][index])
+        m = family.max_depth()
+        assert int(ends[index]) == m
+        torch.testing.assert_close(log_q[index][:m], family.log_probs().detach())
+        assert (log_q[index][m:] <= NO_MASS / 2).all()
+        assert torch.isfinite(log_q[index]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -106,7 +152,7 @@ def test_truncated_poisson_against_scipy(rate, quantile, dtype):
 
 @given(RATES, st.floats(0.5, 0.999999))
 def test_quantile_against_scipy(rate, quantile):
-    assert poisson_quantile(rate, quantile) == int(scipy.stats.poisson.ppf(quantile, rate))
+    assert quantile_of(rate, quantile) == int(scipy.stats.poisson.ppf(quantile, rate))
 
 
 @given(RATES)
@@ -119,7 +165,7 @@ def test_theorem_bounds(rate):
 
 def test_theorem_bounds_at_the_integers_of_the_proof():
     for k in range(1, 71):
-        assert poisson_quantile(k, 0.95) <= 1.3 * (k - 1) + 5
+        assert quantile_of(k, 0.95) <= 1.3 * (k - 1) + 5
 
 
 def test_steps_of_the_proof_that_fail_as_written():
@@ -153,7 +199,7 @@ def test_theorem_continuity(rate):
 
 @given(st.floats(0.01, 1e4), st.floats(1.0, 1.2))
 def test_support_grows_with_the_rate(rate, factor):
-    assert poisson_quantile(rate * factor, 0.95) >= poisson_quantile(rate, 0.95)
+    assert quantile_of(rate * factor, 0.95) >= quantile_of(rate, 0.95)
 
 
 def test_no_cap_on_depth():
@@ -202,8 +248,8 @@ def test_concentration_one_is_the_papers_family(rate, quantile):
 
 @given(RATES, st.floats(0.2, 20.0), st.sampled_from([0.5, 0.95, 0.999]))
 def test_concentrated_quantile_against_a_plain_sum(rate, concentration, quantile):
-    rate = min(rate, 300.0)
-    m = conway_maxwell_quantile(rate, concentration, quantile)
+    q = TruncatedConwayMaxwell(min(rate, 300.0), concentration, quantile).double()
+    rate, m = q.rate, q.max_depth() - 1
     counts = np.arange(0, 20_000, dtype=float)
     log_terms = concentration * (counts * math.log(rate) - scipy.special.gammaln(counts + 1))
     terms = np.exp(log_terms - log_terms.max())

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded import elbo
-from unbounded.engine import Eager, Graphs
+from unbounded.engines import Eager, Graphs
 from unbounded.training import DepthRule, RateAscent, Sharpen
-from unbounded.training.depth_rules import _as_grown
-from unbounded.training.gradients import Gradient
+from unbounded.steps.depth_rules import _as_grown
+from unbounded.steps.objective import Gradient
 
 
 def model_at(rate, prior=1.0):

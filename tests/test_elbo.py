@@ -14,7 +14,7 @@ from helpers import classes, classifier, numbers
 from unbounded import elbo
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
 from unbounded.likelihoods import InputNoise, LearntNoise
-from unbounded.training.gradients import Gradient
+from unbounded.steps.objective import Gradient
 
 DOUBLE = torch.float64
 

@@ -5,8 +5,8 @@ import torch
 
 import unbounded as ub
 from helpers import classes, classifier, same, state
-from unbounded.engine import Eager, Graphs, imagecheck
-from unbounded.engine.captured import _Entry, _Lagging
+from unbounded.engines import Eager, Graphs, imagecheck
+from unbounded.engines.graphs import _Entry, _Lagging
 from unbounded.network import Network
 from unbounded.training import Callback, DepthRule, NonFiniteError, RateAscent
 

@@ -7,8 +7,8 @@ import torch
 import unbounded as ub
 from helpers import same, state
 from unbounded.training import Augment, ImageData
-from unbounded.training.batches import batches
-from unbounded.training.images import augmented, normalise
+from unbounded.steps.batches import batches
+from unbounded.steps.images import augmented, normalise
 
 FILL = torch.tensor([7, 8, 9], dtype=torch.uint8)
 
@@ -140,7 +140,7 @@ def test_large_sets_come_in_pieces(monkeypatch):
     data = ImageData(x, y, augment=Augment())
     wholes = []
     for limit in (1 << 28, 8 * 8 * 3 * 20):  # the second has room for one batch of 16
-        monkeypatch.setattr("unbounded.training.images._CHUNK_BYTES", limit)
+        monkeypatch.setattr("unbounded.steps.images._CHUNK_BYTES", limit)
         bound = batches(data, model_of(), what="training", batch_size=16, generator=draws())
         wholes.append(torch.cat([batch.y for batch in bound]))
     assert torch.equal(*wholes)

@@ -1,4 +1,4 @@
-"""The evidence lower bound, as pure functions of tensors.
+"""The objective 𝓛(q), as pure functions of tensors.
 
 Everything is in nats and for the whole data set of `num_data` points. With q(θ|ℓ) = N(ν, s²I)
 and the paper's first-order approximation E[g(θ)] ≈ g(ν), the final equation of section 3.1 reads
@@ -6,6 +6,12 @@ and the paper's first-order approximation E[g(θ)] ≈ g(ν), the final equation
     𝓛(q) = Σ_ℓ q(ℓ) Σ_i log p(y_i; Ω_ℓ(x_i; ν))      expected_log_lik
          − Σ_ℓ q(ℓ) log q(ℓ)/p(ℓ)                     depth_kl
          − Σ_ℓ q(ℓ) [Σ_{k≤ℓ} KL_k + KL of head ℓ]     weight_kl
+
+With that approximation 𝓛 is a surrogate and not a lower bound on log p(Y | X): the log-likelihood
+is taken at the mean ν of q(θ), not averaged over it.
+
+All tensors may have leading axes, one for many models at once: `(*lead, depth)` and
+`(*lead, depth, batch)`.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 
 class ElboTerms(NamedTuple):
-    """The three terms of 𝓛(q), scalars in nats for the whole data set."""
+    """The three terms of 𝓛(q) in nats for the whole data set, `(*lead,)` each."""
 
     expected_log_lik: Tensor
     depth_kl: Tensor
@@ -24,51 +30,26 @@ class ElboTerms(NamedTuple):
 
     @property
     def elbo(self) -> Tensor:
-        """𝓛(q), the lower bound on log p(Y | X)."""
+        """𝓛(q)."""
         return self.expected_log_lik - self.depth_kl - self.weight_kl
 
-    def loss(self, num_data: float) -> Tensor:
+    def loss(self, num_data: float | Tensor) -> Tensor:
         """−𝓛(q)/n, what the optimiser descends; the only place where the sign turns."""
         return -self.elbo / num_data
 
 
-class Sums(NamedTuple):
-    """What the terms are made of, all `(depth,)`: each term is Σ_ℓ q(ℓ) c_ℓ for one of the c."""
+class _Ingredients(NamedTuple):
+    """The arguments of `elbo_terms`."""
 
-    q: Tensor
-    log_lik: Tensor  # c of the expected log-likelihood, for the whole data set
-    log_ratio: Tensor  # log q(ℓ)/p(ℓ)
-    cost: Tensor  # KL(q(θ|ℓ) ‖ p(θ))
-
-    def terms(self) -> ElboTerms:
-        """The three terms."""
-        return ElboTerms(self.q @ self.log_lik, self.q @ self.log_ratio, self.q @ self.cost)
-
-    def log_q_gradient(
-        self, lik: Tensor | float, depth: Tensor | float, weight: Tensor | float
-    ) -> Tensor:
-        """Gradient in log q of lik·expected_log_lik + depth·depth_kl + weight·weight_kl."""
-        return self.q * (lik * self.log_lik + depth * (self.log_ratio + 1) + weight * self.cost)
-
-
-def sums(
-    log_q: Tensor,
-    log_lik: Tensor,
-    log_prior: Tensor,
-    hidden_kl: Tensor,
-    head_kl: Tensor,
-    num_data: float,
-    weights: Tensor | None = None,
-    cumulative_heads: bool = False,
-) -> Sums:
-    """Everything summed up per depth; arguments as in the functions below."""
-    per_depth = log_lik.sum(1) if weights is None else log_lik @ weights
-    return Sums(
-        log_q.exp(),
-        per_depth * (num_data / log_lik.shape[1]),
-        log_q - log_prior,
-        weight_cost(hidden_kl, head_kl, log_q.shape[0], cumulative_heads),
-    )
+    log_q: Tensor
+    log_lik: Tensor
+    log_prior: Tensor
+    hidden_kl: Tensor
+    head_kl: Tensor
+    num_data: float | Tensor
+    weights: Tensor | None
+    cumulative_heads: bool
+    num_rows: Tensor | None
 
 
 def elbo_terms(
@@ -77,9 +58,10 @@ def elbo_terms(
     log_prior: Tensor,
     hidden_kl: Tensor,
     head_kl: Tensor,
-    num_data: float,
+    num_data: float | Tensor,
     weights: Tensor | None = None,
     cumulative_heads: bool = False,
+    num_rows: Tensor | None = None,
 ) -> ElboTerms:
     """All terms at once, with their gradient in closed form; arguments as in the functions below.
 
@@ -87,98 +69,117 @@ def elbo_terms(
     the operations: on small networks these scalars would cost as much as the layers.
     """
     terms: tuple[Tensor, ...] = _Terms.apply(
-        log_q, log_lik, log_prior, hidden_kl, head_kl, num_data, weights, cumulative_heads
+        log_q,
+        log_lik,
+        log_prior,
+        hidden_kl,
+        head_kl,
+        num_data,
+        weights,
+        cumulative_heads,
+        num_rows,
     )
     return ElboTerms(*terms)
 
 
 class _Terms(torch.autograd.Function):
+    """Each term is Σ_ℓ q(ℓ) c_ℓ for a c of its own."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        log_q: Tensor,
-        log_lik: Tensor,
-        log_prior: Tensor,
-        hidden_kl: Tensor,
-        head_kl: Tensor,
-        num_data: float,
-        weights: Tensor | None,
-        cumulative_heads: bool,
-    ) -> tuple[Tensor, ...]:
-        found = sums(
-            log_q, log_lik, log_prior, hidden_kl, head_kl, num_data, weights, cumulative_heads
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        given = _Ingredients(*arguments)
+        q = given.log_q.exp()
+        scale = _scale(given.log_lik, given.num_data, given.num_rows)
+        parts = (
+            _by_depth(given.log_lik, scale, given.weights),
+            given.log_q - given.log_prior,
+            weight_cost(given.hidden_kl, given.head_kl, q.shape[-1], given.cumulative_heads),
         )
-        ctx.sizes = (hidden_kl.shape[0], head_kl.shape[0], log_lik.shape[1])
-        ctx.num_data, ctx.cumulative_heads = num_data, cumulative_heads
-        ctx.save_for_backward(*found, weights)
-        return tuple(found.terms())
+        ctx.given = (scale if isinstance(scale, float) else None, given.cumulative_heads)
+        ctx.batch, ctx.sizes = given.log_lik.shape[-1], (
+            given.hidden_kl.shape[-1],
+            given.head_kl.shape[-1],
+        )
+        ctx.save_for_backward(
+            q, *parts, given.weights, scale if isinstance(scale, Tensor) else None
+        )
+        return tuple((q * part).sum(-1) for part in parts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        lik, depth, weight = grads
-        *saved, weights = ctx.saved_tensors
-        found = Sums(*saved)
-        hidden, heads, batch = ctx.sizes
-        column = (lik * (ctx.num_data / batch) * found.q).unsqueeze(1)
-        lik_grad = column.expand(-1, batch) if weights is None else column * weights
+        lik, depth, weight = (grad[..., None] for grad in grads)
+        q, log_lik, log_ratio, cost, weights, scale = ctx.saved_tensors
+        constant, cumulative_heads = ctx.given
+        log_q_grad = q * (lik * log_lik + depth * (log_ratio + 1) + weight * cost)
+        column = (lik * (scale[..., None] if constant is None else constant) * q)[..., None]
+        if weights is None:
+            lik_grad = column.expand(*column.shape[:-1], ctx.batch)
+        else:
+            lik_grad = column * weights[..., None, :]
         hidden_grad = head_grad = None
         if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            hidden_grad, head_grad = shares(found.q, hidden, heads, ctx.cumulative_heads)
+            hidden_grad, head_grad = use_probs(q, *ctx.sizes, cumulative_heads)
             hidden_grad, head_grad = weight * hidden_grad, weight * head_grad
-        log_q_grad = found.log_q_gradient(lik, depth, weight)
-        return log_q_grad, lik_grad, None, hidden_grad, head_grad, None, None, None
+        return log_q_grad, lik_grad, None, hidden_grad, head_grad, None, None, None, None
 
 
-def shares(
+def use_probs(
     q: Tensor, hidden: int, heads: int, cumulative_heads: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """How much of the KL of each layer, `(hidden,)`, and head, `(heads,)`, counts in weight_kl.
+    """With which probability each layer, `(*lead, hidden)`, and head, `(*lead, heads)`, is used.
 
-    Layer k counts with q(ℓ≥k), head ℓ with q(ℓ), a shared head once: the derivatives of
+    Layer k is used with q(ℓ≥k), head ℓ with q(ℓ), a shared head always: the derivatives of
     `weight_kl` in `hidden_kl` and `head_kl`.
     """
     survival = survival_of(q)
-    before = hidden - q.shape[0]  # layers below the first depth are used by all
-    of_hidden = torch.cat([survival[:1].expand(before), survival]) if before else survival
-    if heads != q.shape[0]:
-        return of_hidden, q.new_ones(heads)
+    before = hidden - q.shape[-1]  # layers below the first depth are used by all
+    of_hidden = survival
+    if before:
+        of_hidden = torch.cat([survival[..., :1].expand(*q.shape[:-1], before), survival], -1)
+    if heads != q.shape[-1]:
+        return of_hidden, q.new_ones(*q.shape[:-1], heads)
     return of_hidden, survival if cumulative_heads else q
 
 
 def survival_of(q: Tensor) -> Tensor:
-    """q(ℓ ≥ k) for each depth k of q, `(depth,)`."""
-    return q.flip(0).cumsum(0).flip(0)
+    """q(ℓ ≥ k) for each depth k of q, `(*lead, depth)`."""
+    return q.flip(-1).cumsum(-1).flip(-1)
 
 
 def weight_cost(
     hidden_kl: Tensor, head_kl: Tensor, depth: int, cumulative_heads: bool = False
 ) -> Tensor:
-    """KL(q(θ|ℓ) ‖ p(θ)) of each depth with mass, `(depth,)`; arguments as in `weight_kl`."""
-    hidden = hidden_kl.cumsum(0)[hidden_kl.shape[0] - depth :]
-    if head_kl.shape[0] != depth:
-        return hidden + head_kl.sum()
-    return hidden + (head_kl.cumsum(0) if cumulative_heads else head_kl)
+    """KL(q(θ|ℓ) ‖ p(θ)) of each depth with mass, `(*lead, depth)`; arguments as in `weight_kl`."""
+    hidden = hidden_kl.cumsum(-1)[..., hidden_kl.shape[-1] - depth :]
+    if head_kl.shape[-1] != depth:
+        return hidden + head_kl.sum(-1, keepdim=True)
+    return hidden + (head_kl.cumsum(-1) if cumulative_heads else head_kl)
 
 
 def expected_log_lik(
-    log_q: Tensor, log_lik: Tensor, num_data: float, weights: Tensor | None = None
+    log_q: Tensor,
+    log_lik: Tensor,
+    num_data: float | Tensor,
+    weights: Tensor | None = None,
+    num_rows: Tensor | None = None,
 ) -> Tensor:
     """E_q(ℓ)[Σ_i log p(y_i; Ω_ℓ(x_i))], estimated without bias from a batch.
 
     Args:
-        log_q: log q(ℓ), `(depth,)`.
-        log_lik: log p(y_i; Ω_ℓ(x_i)), `(depth, batch)`.
-        num_data: n; the batch of size b counts n/b times.
-        weights: how often each point of the batch counts, `(batch,)`; once each by default.
+        log_q: log q(ℓ), `(*lead, depth)`.
+        log_lik: log p(y_i; Ω_ℓ(x_i)), `(*lead, depth, batch)`.
+        num_data: n; the batch of size b counts n/b times. A tensor `(*lead,)` if it differs.
+        weights: how often each point of the batch counts, `(*lead, batch)`; once by default.
+        num_rows: b, `(*lead,)`, where the batch is padded with rows of weight 0.
     """
-    per_depth = log_lik.sum(1) if weights is None else log_lik @ weights
-    return log_q.exp() @ per_depth * (num_data / log_lik.shape[1])
+    scale = _scale(log_lik, num_data, num_rows)
+    return (log_q.exp() * _by_depth(log_lik, scale, weights)).sum(-1)
 
 
 def depth_kl(log_q: Tensor, log_prior: Tensor) -> Tensor:
-    """KL(q(ℓ) ‖ p(ℓ)) = Σ_ℓ q(ℓ) log q(ℓ)/p(ℓ), both `(depth,)`."""
-    return log_q.exp() @ (log_q - log_prior)
+    """KL(q(ℓ) ‖ p(ℓ)) = Σ_ℓ q(ℓ) log q(ℓ)/p(ℓ), both `(*lead, depth)`."""
+    return (log_q.exp() * (log_q - log_prior)).sum(-1)
 
 
 def weight_kl(
@@ -190,22 +191,41 @@ def weight_kl(
     Σ_k q(ℓ≥k) KL_k.
 
     Args:
-        log_q: log q(ℓ) of the depths first … last, `(depth,)`.
-        hidden_kl: KL of the hidden layers 1 … last, `(last,)`.
-        head_kl: KL of the heads first … last, `(depth,)`, or of the one shared head, `(1,)`.
+        log_q: log q(ℓ) of the depths first … last, `(*lead, depth)`.
+        hidden_kl: KL of the hidden layers 1 … last, `(*lead, last)`.
+        head_kl: KL of the heads first … last, `(*lead, depth)`, or of the one shared head,
+            `(*lead, 1)`.
         cumulative_heads: count every head up to ℓ, as the paper's text has it, rather than
             head ℓ alone (the default: a head that is not used stays at its prior).
     """
-    q = log_q.exp()
-    of_hidden, of_heads = shares(q, hidden_kl.shape[0], head_kl.shape[0], cumulative_heads)
-    return of_hidden @ hidden_kl + of_heads @ head_kl
+    cost = weight_cost(hidden_kl, head_kl, log_q.shape[-1], cumulative_heads)
+    return (log_q.exp() * cost).sum(-1)
 
 
 def evidence(log_prior: Tensor, log_lik: Tensor) -> Tensor:
     """log p(Y | X) with the weights held fixed: logsumexp_ℓ of log p(ℓ) + log p(Y | ℓ).
 
     Args:
-        log_prior: log p(ℓ), `(depth,)`.
-        log_lik: log p(Y | X, ℓ) summed over the data, `(depth,)`.
+        log_prior: log p(ℓ), `(*lead, depth)`.
+        log_lik: log p(Y | X, ℓ) summed over the data, `(*lead, depth)`.
     """
-    return torch.logsumexp(log_prior + log_lik, 0)
+    return torch.logsumexp(log_prior + log_lik, -1)
+
+
+def _scale(
+    log_lik: Tensor, num_data: float | Tensor, num_rows: Tensor | None
+) -> float | Tensor:
+    """n/b: how often each row of the batch counts."""
+    if num_rows is not None:
+        return num_data / num_rows
+    scale = num_data / log_lik.shape[-1]
+    return scale if isinstance(scale, Tensor) else float(scale)
+
+
+def _by_depth(log_lik: Tensor, scale: float | Tensor, weights: Tensor | None) -> Tensor:
+    """The log-likelihood of the whole data set at each depth, `(*lead, depth)`."""
+    if weights is None:
+        total = log_lik.sum(-1)
+    else:
+        total = (log_lik @ weights[..., None])[..., 0]
+    return total * (scale[..., None] if isinstance(scale, Tensor) else scale)

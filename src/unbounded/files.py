@@ -115,7 +115,7 @@ def load_all(
     from unbounded.model import UDN
 
     tensors, metadata = read_tensors(path)
-    header = _header(path, metadata)
+    header = parse_header(path, metadata)
     given = {
         "layers": layers,
         "likelihood": likelihood,
@@ -158,8 +158,8 @@ def load_all(
     return models
 
 
-def read_header(path: str | Path) -> dict[str, Any]:
-    """The configuration in a model file's header, without reading the weights."""
+def read_header(path: str | Path, expected: str = FORMAT) -> dict[str, Any]:
+    """The configuration in a file's header, without reading the tensors."""
     from safetensors import SafetensorError, safe_open
 
     _check_file(path)
@@ -168,7 +168,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is not a complete safetensors file: {error}") from None
-    return _header(path, metadata)
+    return parse_header(path, metadata, expected)
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -262,7 +262,10 @@ def _rebuild(path: str | Path, header: dict[str, Any], part: str, given: Any) ->
     return build(**config)
 
 
-def _header(path: str | Path, metadata: dict[str, str]) -> dict[str, Any]:
+def parse_header(
+    path: str | Path, metadata: dict[str, str], expected: str = FORMAT
+) -> dict[str, Any]:
+    """The header of a file in the expected format, or a FileError."""
     if "unbounded" not in metadata:
         raise FileError(f"{path} is a safetensors file, but not one of this library")
     try:
@@ -271,9 +274,9 @@ def _header(path: str | Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise FileError(f"{path} has a damaged header: it is not JSON") from None
     if not isinstance(header, dict) or not isinstance(header.get("format"), str):
         raise FileError(f"{path} has a damaged header: no format is named")
-    if header["format"] != FORMAT:
+    if header["format"] != expected:
         raise FileError(
-            f"{path} has the format {header['format']!r}, this version reads {FORMAT!r}"
+            f"{path} has the format {header['format']!r}, this version reads {expected!r} here"
         )
     return header
 

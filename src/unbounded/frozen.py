@@ -39,11 +39,13 @@ class Frozen(nn.Module):
     def of(cls, model: "UDN") -> "Frozen":
         """A frozen copy: later training of `model` does not reach it."""
         first, last = model.support()
-        active = model.network.active(last, first)
-        shared = copy.deepcopy(active.heads)
-        heads = shared * (last - first + 1) if model.network.shares_head else shared
+        stack = model.network.stack(last, first)
+        # Together, so that what layers and heads share stays shared.
+        hidden, heads = copy.deepcopy((list(stack.hidden), list(stack.heads)))
+        if model.network.shares_head:
+            heads = heads * (last - first + 1)
         frozen = cls(
-            copy.deepcopy(active.hidden),
+            hidden,
             heads,
             model.depth_log_probs().detach().exp().clone(),
             first,

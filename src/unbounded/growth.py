@@ -6,6 +6,7 @@ mid-run would break schedulers that keep one entry a group.
 """
 
 import inspect
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,11 @@ ROLES = ("hidden", "heads", "depth")
 """The optimiser's groups: hidden layers, heads (with the likelihood's parameters), depth."""
 
 
-class Plan(NamedTuple):
+# Births borrow torch's global generator: one at a time, or threads would draw from each other's.
+_ONE_BIRTH_AT_A_TIME = threading.Lock()
+
+
+class GrowthPlan(NamedTuple):
     """What has to change so that the network covers the support of q(ℓ; λ)."""
 
     hidden: range  # depths whose hidden layer is to be born
@@ -36,7 +41,7 @@ class Plan(NamedTuple):
 
 def plan(
     model: "UDN", *, drop_inactive: bool = False, support: tuple[int, int] | None = None
-) -> Plan:
+) -> GrowthPlan:
     """What is missing for (and, if asked, what lies beyond) the support; changes nothing.
 
     Args:
@@ -56,10 +61,10 @@ def plan(
         start = next(d for d in range(first, last + 1) if str(d) not in network.heads)
         heads = range(start, last + 1)
     drop = last + 1 if drop_inactive and born > last else None
-    return Plan(hidden, heads, drop)
+    return GrowthPlan(hidden, heads, drop)
 
 
-def apply(change: Plan, model: "UDN", optimizer: torch.optim.Optimizer | None = None) -> None:
+def apply(change: GrowthPlan, model: "UDN", optimizer: torch.optim.Optimizer | None = None) -> None:
     """Carry the plan out on the network and, if given, on the optimiser."""
     if not change.changes:
         return
@@ -76,7 +81,6 @@ def apply(change: Plan, model: "UDN", optimizer: torch.optim.Optimizer | None = 
             container[str(depth)] = module
             prefix = f"network.{role}.{depth}"
             born[role] += [(f"{prefix}.{name}", p) for name, p in module.named_parameters()]
-    network.forget()
     if optimizer is not None:
         for role, named in born.items():
             extend(optimizer, role, named, model)
@@ -87,7 +91,7 @@ def grow(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     drop_inactive: bool = False,
-) -> Plan:
+) -> GrowthPlan:
     """`plan` and `apply` in one call; returns what was done."""
     change = plan(model, drop_inactive=drop_inactive)
     apply(change, model, optimizer)
@@ -97,7 +101,6 @@ def grow(
 def cut(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Drop the layers behind `num_layers`, with their heads and optimiser state."""
     _drop(model, range(num_layers + 1, model.network.num_layers + 1), optimizer)
-    model.network.forget()
 
 
 def resize(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -106,20 +109,21 @@ def resize(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | Non
     network = model.network
     first = 1 if network.shares_head else model.depth.first_depth()
     heads = range(1, 2) if network.shares_head else range(first, num_layers + 1)
-    apply(Plan(range(network.num_layers + 1, num_layers + 1), heads), model, optimizer)
+    apply(GrowthPlan(range(network.num_layers + 1, num_layers + 1), heads), model, optimizer)
 
 
 def create(model: "UDN", role: str, depth: int) -> nn.Module:
     """A new hidden layer or head. Its first weights depend on the model's seed and ℓ alone."""
     layers = model.layers
     generator = torch.default_generator
-    before = generator.get_state()
-    try:
-        generator.manual_seed(birth_seed(model.seed, role, depth))
-        with torch.device("cpu"):
-            module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
-    finally:
-        generator.set_state(before)
+    with _ONE_BIRTH_AT_A_TIME:
+        before = generator.get_state()
+        try:
+            generator.manual_seed(birth_seed(model.seed, role, depth))
+            with torch.device("cpu"):
+                module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
+        finally:
+            generator.set_state(before)
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"the layers must give an nn.Module as {role} of depth {depth}, "
@@ -151,12 +155,18 @@ def extend(
     named: list[tuple[str, nn.Parameter]],
     model: "UDN",
 ) -> None:
-    """Append parameters to the group of their role, in place, without touching other state."""
+    """Append parameters to the group of their role, in place, without touching other state.
+
+    Those of a layer that stands at an earlier depth too are there already.
+    """
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    named = [(name, p) for name, p in named if id(p) not in known]
     if not named:
         return
+    optimizer = unwrapped(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS keeps one flat history of all parameters: its model cannot grow")
-    group = _group(optimizer, role, {id(p) for _, p in named}, model)
+    group = _group(optimizer, role, model)
     parameters = [p for _, p in named]
     group["params"].extend(parameters)
     if "param_names" in group:
@@ -173,20 +183,31 @@ def extend(
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
 
-def _group(
-    optimizer: torch.optim.Optimizer, role: str, new: set[int], model: "UDN"
-) -> dict[str, Any]:
-    """The group of a role: the one named so, else the one that holds its older parameters."""
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimiser inside of those that wrap it, as Lightning and Accelerate do."""
+    while True:
+        inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
+        if inner is None or inner is optimizer or not hasattr(inner, "param_groups"):
+            return optimizer  # type: ignore[no-any-return]
+        optimizer = inner
+
+
+def _group(optimizer: torch.optim.Optimizer, role: str, model: "UDN") -> dict[str, Any]:
+    """The group of a role: the one named so, else that of the deepest older module with one."""
     for group in optimizer.param_groups:
         if group.get("role") == role:
             return group
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     container = model.network.hidden if role == "hidden" else model.network.heads
-    older = {id(p) for p in container.parameters()} - new
-    for group in optimizer.param_groups:
-        if any(id(p) in older for p in group["params"]):
-            return group
+    for depth in sorted(container._modules, key=int, reverse=True):
+        for parameter in container[depth].parameters():
+            if id(parameter) in groups:
+                return groups[id(parameter)]
     if len(optimizer.param_groups) == 1:
         return optimizer.param_groups[0]
+    named = next((g for g in optimizer.param_groups if g.get("role") in ROLES[:2]), None)
+    if named is not None:  # the first modules of this role had no parameters
+        return named
     raise ValueError(
         f"no group of the optimiser holds the {role}: build its groups with "
         f"unbounded.training.param_groups, or give one of them the key role={role!r}"
@@ -210,8 +231,10 @@ def _drop(model: "UDN", depths: Iterable[int], optimizer: torch.optim.Optimizer 
             if str(depth) in container:
                 gone.update(id(p) for p in container[str(depth)].parameters())
                 del container[str(depth)]
+    gone -= {id(p) for p in network.parameters()}  # of layers that stand at several depths
     if optimizer is None or not gone:
         return
+    optimizer = unwrapped(optimizer)
     for parameter in [p for p in optimizer.state if id(p) in gone]:
         del optimizer.state[parameter]
     for group in optimizer.param_groups:

@@ -1,13 +1,13 @@
 """The unbounded-depth network: layers, depth family, priors and likelihood in one module."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from unbounded import elbo as elbo_
 from unbounded import growth
-from unbounded.depth import DepthFamily, TruncatedPoisson
+from unbounded.depth import DepthFamily, TruncatedPoisson, check_unbounded
 from unbounded.elbo import ElboTerms
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood, Prediction
@@ -68,18 +68,26 @@ class UDN(nn.Module):
         self.seed = int(seed)
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
+        _check_family(self.depth)
         _check_support(self.depth, self.depth_prior)
-        self.network = Network(layers.shares_head)
+        self.network = Network(layers)
         self.anchor: Tensor
         # Moves with .to(...), so that layers born later know where the model lives.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self._log_prior: Tensor | None = None
         growth.grow(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Ω_ℓ(x) for every depth with mass: `(depth, batch, *event)`; creates nothing."""
-        first, last = self.support()
+    def forward(self, x: Tensor, support: tuple[int, int] | None = None) -> Tensor:
+        """Ω_ℓ(x) for every depth with mass: `(depth, batch, *event)`; creates nothing.
+
+        Args:
+            x: inputs, `(batch, …)`.
+            support: first and last depth, where the caller knows them; else λ is asked.
+        """
+        first, last = self.support() if support is None else support
         outputs: Tensor = self.network(x, last, first)
+        if outputs.element_size() < 4:  # probabilities and sums over rows need more
+            return outputs.float()
         return outputs
 
     def support(self) -> tuple[int, int]:
@@ -120,35 +128,17 @@ class UDN(nn.Module):
             num_data: n, the size of the data set that the batch comes from.
             weights: how often each row counts, `(batch,)`.
         """
-        return self.elbo_of_outputs(self.forward(x), y, num_data, weights)
+        return self.elbo_of_outputs(self(x), y, num_data, weights)
 
     def elbo_of_outputs(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        num_data: float,
-        weights: Tensor | None = None,
-        *,
-        posterior: "DepthPosterior | None" = None,
-        weight_gradient: bool = True,
+        self, outputs: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
     ) -> ElboTerms:
-        """The same from outputs `(depth, batch, *event)` that are there already.
-
-        Args:
-            outputs: Ω_ℓ(x) over the support.
-            y: targets.
-            num_data: n.
-            weights: how often each row counts.
-            posterior: `posterior()`, if the caller has it.
-            weight_gradient: whether autograd is to see the weights' term; without it the caller
-                adds the same gradient in closed form, as `training.gradients` does.
-        """
-        posterior = self.posterior() if posterior is None else posterior
-        with torch.set_grad_enabled(weight_gradient and torch.is_grad_enabled()):
-            hidden_kl, head_kl = self.weight_kl(posterior.first, posterior.last)
+        """The same from outputs Ω_ℓ(x) over the support, `(depth, batch, *event)`."""
+        posterior = self.posterior()
+        hidden_kl, head_kl = self.weight_kl(posterior.first, posterior.last)
         return elbo_.elbo_terms(
             posterior.log_q,
-            self.likelihood.log_prob(outputs, y),
+            self.likelihood.log_lik(outputs, y),
             self.depth_log_prior(posterior),
             hidden_kl,
             head_kl,
@@ -159,9 +149,8 @@ class UDN(nn.Module):
 
     def weight_kl(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """KL of the layers 1 … last, `(last,)`, and of the heads first … last, `(depth,)`."""
-        active = self.network.active(last, first)
-        kl = self.weight_prior.kl([*active.hidden_parameters, *active.head_parameters])
-        total = kl.new_zeros(last + len(active.heads)).index_add(0, active.rows, kl)
+        active = self.network.active(last, first, cumulative_heads=self.cumulative_heads)
+        total = active.by_module(self.weight_prior.kl(active.parameters))
         return total[:last], total[last:]
 
     def predict(self, x: Tensor) -> Prediction:
@@ -176,6 +165,16 @@ class UDN(nn.Module):
 
         return Frozen.of(self)
 
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Have the layers that the state is of, then load it: a grown model's state fits too."""
+        start = f"{prefix}network.hidden."
+        depths = (key.removeprefix(start).split(".")[0] for key in state if key.startswith(start))
+        last = max((int(depth) for depth in depths if depth.isdigit()), default=0)
+        # Layers without parameters leave no trace: those stay as they are.
+        if last and last != self.network.num_layers:
+            growth.resize(self, last)
+        super()._load_from_state_dict(state, prefix, *rest)
+
     def extra_repr(self) -> str:
         """What `print(model)` adds."""
         return f"depth_prior={self.depth_prior}, seed={self.seed}"
@@ -188,8 +187,36 @@ class UDN(nn.Module):
         if cached is None or stale or cached.device != like.device or cached.dtype != like.dtype:
             with torch.inference_mode(False):  # kept beyond a caller's inference mode
                 depths = torch.arange(1, last + 1, device=like.device)
-                cached = self._log_prior = self.depth_prior.log_prob(depths).to(like.dtype)
+                cached = self.depth_prior.log_prob(depths).to(like.dtype)
+                check_prior_mass(self.depth_prior, cached, first)
+                self._log_prior = cached
         return cached[first - 1 :] if first > 1 else cached
+
+
+def check_prior_mass(prior: DepthPrior, log_prior: Tensor, first: int) -> None:
+    """A ValueError if a depth of the support has no mass under the prior; a host read.
+
+    Args:
+        prior: p(ℓ).
+        log_prior: log p(1), …, log p(last).
+        first: the first depth of the support.
+    """
+    missing = (~torch.isfinite(log_prior[first - 1 :])).nonzero()
+    if len(missing):
+        raise ValueError(
+            f"{type(prior).__name__} gives depth {first + int(missing[0, 0])} no mass, q(ℓ) has "
+            "some: the ELBO would be minus infinity. Give every depth of the support some mass"
+        )
+
+
+_CHECKED_FAMILIES: set[type[DepthFamily]] = set()
+
+
+def _check_family(family: DepthFamily) -> None:
+    """Condition (2) of Definition 1, once for each class of families."""
+    if family.is_unbounded and family.bound is None and type(family) not in _CHECKED_FAMILIES:
+        check_unbounded(family)
+        _CHECKED_FAMILIES.add(type(family))
 
 
 def _check_support(depth: DepthFamily, prior: DepthPrior) -> None:

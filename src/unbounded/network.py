@@ -1,105 +1,106 @@
 """The modules born so far, and all their outputs in one pass."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from unbounded.layers import fused
-from unbounded.layers.convolutional import PooledLayer, PooledLinear, pooled
-from unbounded.layers.dense import DenseLayer
-
-Run = Callable[[Tensor], Any]
-
-
-class LayerError(ValueError, RuntimeError):
-    """A layer or head could not take what it was given; says at which depth and which shapes."""
+from unbounded.layers.base import LayerError, Layers, Stack, layer_error
 
 
 class Active(NamedTuple):
-    """What a pass over the depths `first` … `last` touches, gathered once per change of depth."""
+    """The trainable parameters of the depths `first` … `last`, each once, and who uses them.
 
-    hidden: list[nn.Module]  # f_1 … f_last
-    runs: list[Run]  # how to call each of them: as it is, compiled, recomputing
-    heads: list[nn.Module]  # o_first … o_last; a single one if shared
-    stackable: bool  # the heads are plain linear maps of one shape
-    fusable: bool  # ... and the layers are plain dense ReLU layers: see layers.fused
-    pools: bool  # heads are linear maps of a mean over the image
-    hidden_parameters: list[Tensor]
-    head_parameters: list[Tensor]
-    row_list: list[int]  # which module each parameter belongs to: the layers, then the heads
-    rows: Tensor  # the same as a tensor, (len(hidden_parameters) + len(head_parameters),)
+    A use is a pair of a parameter and a module (the layers 1 … last, then the heads). A parameter
+    has several uses only where heads share it; a layer that stands at several depths counts at
+    the first of them.
+    """
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether `layers.fused` can run this input; if not, the modules tell what is wrong."""
-        if not self.fusable or x.dim() != 2:
-            return False
-        weight = self.hidden_parameters[0]
-        return (
-            x.shape[1] == weight.shape[1]
-            and x.dtype == weight.dtype
-            and not torch.is_autocast_enabled(x.device.type)
-        )
+    parameters: list[nn.Parameter]  # those of the layers first
+    num_hidden: int  # how many of them are the layers'
+    num_modules: int  # layers and heads
+    of_use: Tensor  # which parameter each use is of, (uses,)
+    module_of_use: Tensor  # by which module, (uses,)
+
+    def by_module(self, values: Tensor) -> Tensor:
+        """Sums over the parameters of each module, `(num_modules,)`, of `(parameters,)`."""
+        total = values.new_zeros(self.num_modules)
+        return total.index_add(0, self.module_of_use, values[self.of_use])
+
+    def by_parameter(self, values: Tensor) -> Tensor:
+        """Sums over the modules that use each parameter, `(parameters,)`, of `(num_modules,)`."""
+        total = values.new_zeros(len(self.parameters))
+        return total.index_add(0, self.of_use, values[self.module_of_use])
 
 
 class Network(nn.Module):
     """f_1, f_2, … and o_1, o_2, … as far as they are born, keyed by their depth.
 
-    Holds modules and runs them; `unbounded.growth` alone adds and removes them.
+    Holds modules and runs them; `unbounded.growth` alone adds and removes them. Knows no kind of
+    layer: the generator is asked at every pass whether it has a faster way to run its own.
     """
 
-    def __init__(self, shares_head: bool = False):
+    def __init__(self, layers: Layers):
         super().__init__()
-        self.shares_head = shares_head
-        self._compiles = self._recomputes = False
-        self._compiled: dict[tuple[int, bool], Run] = {}
+        self.layers = layers
+        self.compiles = self.recomputes = False
         self.hidden = nn.ModuleDict()
         self.heads = nn.ModuleDict()
-        self._active: dict[tuple[int, int], Active] = {}
+        self._compiled: WeakKeyDictionary[nn.Module, dict[str, Callable[[Tensor], Any]]]
+        self._compiled = WeakKeyDictionary()
+        self._known: tuple[Any, Active] | None = None
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether all depths use one head."""
+        return self.layers.shares_head
 
     @property
     def num_layers(self) -> int:
         """How many hidden layers are born."""
-        return len(self.hidden)
+        return len(self.hidden._modules)
 
     def forward(self, x: Tensor, last: int, first: int = 1) -> Tensor:
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
-        active = self.active(last, first)
-        if active.pools:
-            return self._pooled_heads(self._features(x, active, first), active, first)
-        if active.takes(x):
-            hidden, heads = active.hidden_parameters, active.head_parameters
-            if not torch.is_grad_enabled():
-                return fused.forward(x, hidden, heads, first)[0]
-            return fused.dense_outputs(x, hidden, heads, first)
-        states = self._states(x, active)[first - 1 :]
-        if active.stackable and all(s.dim() == 2 and s.shape == states[0].shape for s in states):
-            return self._stacked_heads(states, active, first)
-        return self._looped_heads(states, active, first)
+        stack = self.stack(last, first)
+        outputs = self.layers.run(stack, x)
+        return self._one_by_one(stack, x) if outputs is None else outputs
 
     def states(self, x: Tensor, last: int) -> list[Tensor]:
         """h_1 … h_last."""
-        return self._states(x, self.active(last, last))
+        return self.stack(last, last).states(x)
 
-    def active(self, last: int, first: int = 1) -> Active:
-        """The modules and parameters of a pass; remembered until the network changes."""
-        key = (last, first)
-        if key not in self._active:
-            if last > self.num_layers:
-                raise LookupError(f"depth {last} was asked for, {self.num_layers} layers are born")
-            self._active.clear()  # one depth at a time: λ moves slowly
-            self._active[key] = self._gather(last, first)
-        return self._active[key]
+    def stack(self, last: int, first: int = 1) -> Stack:
+        """The modules of a pass, as they are now."""
+        if last > self.num_layers:
+            raise LookupError(f"depth {last} was asked for, {self.num_layers} layers are born")
+        hidden, heads = self.hidden._modules, self.heads._modules
+        depths = (1,) if self.shares_head else range(first, last + 1)
+        return Stack(
+            [hidden[str(depth)] for depth in range(1, last + 1)],  # type: ignore[misc]
+            [heads[str(depth)] for depth in depths],  # type: ignore[misc]
+            first,
+            self._call if self.training and (self.compiles or self.recomputes) else _plainly,
+        )
 
-    def forget(self) -> None:
-        """Drop what `active` remembers; called by whoever adds or removes modules."""
-        self._active.clear()
-        alive = {id(layer) for layer in self.hidden.values()}
-        self._compiled = {key: run for key, run in self._compiled.items() if key[0] in alive}
+    def active(self, last: int, first: int = 1, *, cumulative_heads: bool = False) -> Active:
+        """The parameters of a pass. Gathered anew if any was replaced, frozen or added."""
+        stack = self.stack(last, first)
+        hidden = [_parameters(layer) for layer in stack.hidden]
+        heads = [_parameters(head) for head in stack.heads]
+        key = (
+            first,
+            cumulative_heads,
+            [[(id(p), p.requires_grad) for p in module] for module in (*hidden, *heads)],
+        )
+        if self._known is None or self._known[0] != key:
+            self._known = key, _gather(hidden, heads, first, self.shares_head, cumulative_heads)
+        return self._known[1]
 
     def configure(self, *, compiles: bool | None = None, recomputes: bool | None = None) -> None:
         """Choose how layers are run while training; the results are the same to rounding.
@@ -111,149 +112,116 @@ class Network(nn.Module):
                 layers again when gradients are due. Batch statistics are counted once. Such layers
                 are not compiled.
         """
-        self._compiles = self._compiles if compiles is None else compiles
-        self._recomputes = self._recomputes if recomputes is None else recomputes
-        self.forget()
+        self.compiles = self.compiles if compiles is None else compiles
+        self.recomputes = self.recomputes if recomputes is None else recomputes
 
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        self.forget()  # .to(), .cuda(), .double() may replace parameters
-        return super()._apply(fn, recurse)
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Depth by depth, layer before head: parameters born later come later, whatever a user pairs
+        with them by position.
+        """
+        memo = set() if memo is None else memo
+        for name, module in (("", self), ("hidden", self.hidden), ("heads", self.heads)):
+            if module not in memo:
+                if remove_duplicate:
+                    memo.add(module)
+                yield _joined(prefix, name), module
+        depths = sorted({*self.hidden._modules, *self.heads._modules}, key=int)
+        for depth in depths:
+            for role, container in (("hidden", self.hidden), ("heads", self.heads)):
+                module = container._modules.get(depth)  # type: ignore[assignment]
+                if module is not None:
+                    name = _joined(prefix, f"{role}.{depth}")
+                    yield from module.named_modules(memo, name, remove_duplicate)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_active": {}, "_compiled": {}}
+        return {**self.__dict__, "_known": None, "_compiled": None}
 
-    def _states(self, x: Tensor, active: Active) -> list[Tensor]:
-        states: list[Tensor] = []
-        hidden = x
-        try:
-            for layer, run in zip(active.hidden, active.runs, strict=True):
-                # Only training is worth compiling and recomputing for.
-                hidden = run(hidden) if self.training and not active.pools else layer(hidden)
-                states.append(hidden)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise _layer_error("layer", len(states) + 1, hidden, error, x) from error
-        return states
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_compiled": WeakKeyDictionary()})
 
-    def _features(self, x: Tensor, active: Active, first: int) -> list[Tensor]:
-        """The means over the image of h_first … h_last; no state is kept longer than needed."""
-        features: list[Tensor] = []
-        hidden, depth = x, 0
-        try:
-            for layer, run in zip(active.hidden, active.runs, strict=True):
-                depth += 1
-                if self.training and depth >= first:
-                    hidden, mean = run(hidden)
-                    features.append(mean)
-                elif self.training:
-                    hidden = run(hidden)
-                else:
-                    hidden = layer(hidden)
-                    if depth >= first:
-                        features.append(pooled(hidden))
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise _layer_error("layer", depth, hidden, error, x) from error
-        return features
+    def _call(self, layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
+        """How a layer is called while training: compiled or recomputing."""
+        function = layer if method == "__call__" else getattr(layer, method)
+        if self.recomputes:
+            return _recomputing(layer, function)
+        known = self._compiled.setdefault(layer, {})
+        if method not in known:
+            known[method] = torch.compile(function, dynamic=False)
+        return known[method]
 
-    def _pooled_heads(self, features: list[Tensor], active: Active, first: int) -> Tensor:
-        """Linear heads of one shape as one batched product, a product for each stage."""
-        outputs: list[Tensor] = []
-        start = 0
-        # The heads' share of the work is small: in full precision whatever the layers run in.
-        with torch.autocast(features[0].device.type, enabled=False):
-            while start < len(features):
-                width, stop = features[start].shape[1], start + 1
-                while stop < len(features) and features[stop].shape[1] == width:
-                    stop += 1
-                weights = torch.stack(active.head_parameters[2 * start : 2 * stop : 2])
-                biases = torch.stack(active.head_parameters[2 * start + 1 : 2 * stop : 2])
-                if weights.shape[2] != width:
-                    raise LayerError(
-                        f"head {first + start} takes {weights.shape[2]} features, "
-                        f"layer {first + start} gives {width} channels"
-                    )
-                stacked = torch.stack(features[start:stop]).to(weights.dtype)
-                outputs.append(torch.baddbmm(biases.unsqueeze(1), stacked, weights.transpose(1, 2)))
-                start = stop
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-
-    def _stacked_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
-        """All linear heads as one batched product."""
-        stacked = torch.stack(list(states)) if len(states) > 1 else states[0].unsqueeze(0)
-        if self.shares_head or len(active.heads) == 1:
-            head = active.heads[0]
-            try:
-                shared: Tensor = head(stacked)
-            except (RuntimeError, ValueError) as error:
-                raise _layer_error("head", first, states[0], error, states[0]) from error
-            return shared
-        weights = torch.stack(active.head_parameters[0::2])  # (depth, out, width)
-        biases = torch.stack(active.head_parameters[1::2])  # (depth, out)
-        if weights.shape[2] != stacked.shape[2]:
-            raise LayerError(
-                f"head {first} takes {weights.shape[2]} features, "
-                f"layer {first} gives {tuple(states[0].shape)}"
-            )
-        by_class = torch.baddbmm(biases.unsqueeze(2), weights, stacked.transpose(1, 2))
-        return by_class.transpose(1, 2)  # why this layout: see layers.fused
-
-    def _looped_heads(self, states: Sequence[Tensor], active: Active, first: int) -> Tensor:
-        heads = active.heads * len(states) if self.shares_head else active.heads
+    def _one_by_one(self, stack: Stack, x: Tensor) -> Tensor:
+        states = stack.states(x)[stack.first - 1 :]
+        heads = list(stack.heads) * len(states) if self.shares_head else stack.heads
         outputs: list[Tensor] = []
         try:
             for head, state in zip(heads, states, strict=True):
                 outputs.append(head(state))
         except (RuntimeError, ValueError, IndexError) as error:
-            depth = first + len(outputs)
-            raise _layer_error("head", depth, states[len(outputs)], error, states[0]) from error
+            at = len(outputs)
+            raise layer_error("head", stack.first + at, states[at], error) from error
         for offset, output in enumerate(outputs):
             if output.shape != outputs[0].shape:
                 raise LayerError(
-                    f"head {first + offset} gives {tuple(output.shape)}, "
-                    f"head {first} gives {tuple(outputs[0].shape)}: all depths must agree"
+                    f"head {stack.first + offset} gives {tuple(output.shape)}, "
+                    f"head {stack.first} gives {tuple(outputs[0].shape)}: all depths must agree"
                 )
         return torch.stack(outputs)
 
-    def _gather(self, last: int, first: int) -> Active:
-        hidden = [self.hidden[str(depth)] for depth in range(1, last + 1)]
-        depths = [1] if self.shares_head else range(first, last + 1)
-        heads = [self.heads[str(depth)] for depth in depths]
-        modules = [*hidden, *heads]
-        pairs = [
-            (p, row) for row, m in enumerate(modules) for p in m.parameters() if p.requires_grad
-        ]
-        row_list = [row for _, row in pairs]
-        device = pairs[0][0].device if pairs else None
-        # Outside of inference mode: what is first gathered while predicting serves training too.
-        with torch.inference_mode(False):
-            rows = torch.tensor(row_list, dtype=torch.long, device=device)
-        pools = not self.shares_head and _pools(hidden, heads)
-        return Active(
-            hidden,
-            [self._run_of(layer, pools and at >= first) for at, layer in enumerate(hidden, 1)],
-            heads,
-            _stackable(heads),
-            not self.shares_head and _fusable(hidden, heads),
-            pools,
-            [p for p, row in pairs if row < last],
-            [p for p, row in pairs if row >= last],
-            row_list,
-            rows,
-        )
 
-    def _run_of(self, layer: nn.Module, pools: bool) -> Run:
-        """How to call a layer: compiled and recomputing as `configure` says."""
-        run: Run = layer.with_pooled if pools else layer  # type: ignore[assignment]
-        if self._recomputes:
-            return _recomputing(layer, run)
-        if self._compiles:
-            key = (id(layer), pools)
-            if key not in self._compiled:
-                self._compiled[key] = torch.compile(run, dynamic=False)
-            run = self._compiled[key]
-        return run
+def _plainly(layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
+    """A layer as it is."""
+    return layer if method == "__call__" else getattr(layer, method)  # type: ignore[no-any-return]
 
 
-def _recomputing(layer: nn.Module, run: Run) -> Run:
+def _parameters(module: nn.Module) -> list[nn.Parameter]:
+    """As `module.parameters()`, in a fifth of its time: asked for every module at every step."""
+    found = [p for p in module._parameters.values() if p is not None]
+    for child in module._modules.values():
+        if child is not None:
+            found += _parameters(child)
+    return found
+
+
+def _gather(
+    hidden: Sequence[Iterable[nn.Parameter]],
+    heads: Sequence[Iterable[nn.Parameter]],
+    first: int,
+    shares_head: bool,
+    cumulative_heads: bool,
+) -> Active:
+    uses: list[tuple[nn.Parameter, int]] = []
+    earliest: dict[int, int] = {}  # the first layer that has a parameter
+    # A shared head is used at every depth: what a layer has in common with it counts there.
+    in_head = {id(p) for p in heads[0]} if shares_head and heads else set()
+    for depth, parameters in enumerate(hidden, 1):
+        for p in parameters:
+            if p.requires_grad and id(p) not in earliest and id(p) not in in_head:
+                earliest[id(p)] = depth
+                uses.append((p, depth - 1))
+    num_hidden = len(uses)
+    counted: set[int] = set()
+    for offset, parameters in enumerate(heads):
+        mine: set[int] = set()
+        for p in parameters:
+            in_layer = earliest.get(id(p), first + offset + 1) <= first + offset
+            if p.requires_grad and not in_layer and id(p) not in mine | counted:
+                mine.add(id(p))
+                uses.append((p, len(hidden) + offset))
+        if cumulative_heads:
+            counted |= mine
+    distinct = list({id(p): p for p, _ in uses}.values())
+    places = {id(p): index for index, p in enumerate(distinct)}
+    device = distinct[0].device if distinct else None
+    # Outside of inference mode: what is first gathered while predicting serves training too.
+    with torch.inference_mode(False):
+        of_use = torch.tensor([places[id(p)] for p, _ in uses], dtype=torch.long, device=device)
+        modules = torch.tensor([row for _, row in uses], dtype=torch.long, device=device)
+    return Active(distinct, num_hidden, len(hidden) + len(heads), of_use, modules)
+
+
+def _recomputing(layer: nn.Module, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """`run` with its insides computed again in the backward pass, batch statistics counted once."""
     norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
 
@@ -281,69 +249,5 @@ def _recomputing(layer: nn.Module, run: Run) -> Run:
     return recomputing
 
 
-def _pools(hidden: Sequence[nn.Module], heads: Sequence[nn.Module]) -> bool:
-    """Whether every layer knows its mean over the image and every head is a linear map of it."""
-    return all(isinstance(layer, PooledLayer) for layer in hidden) and all(
-        type(head) is PooledLinear and _is_bare(head) for head in heads
-    )
-
-
-def _fusable(hidden: Sequence[nn.Module], heads: Sequence[nn.Module]) -> bool:
-    """Whether `layers.fused` computes the same as these modules called one by one."""
-    width = hidden[0].out_features if isinstance(hidden[0], DenseLayer) else -1
-    return (
-        _stackable(heads)
-        and all(
-            type(layer) is DenseLayer
-            and layer.activation is torch.relu
-            and layer.out_features == width
-            and (index == 0 or layer.in_features == width)
-            and _is_bare(layer)
-            for index, layer in enumerate(hidden)
-        )
-        and isinstance(heads[0], nn.Linear)
-        and heads[0].in_features == width
-    )
-
-
-def _is_bare(layer: nn.Linear) -> bool:
-    """Whether nothing is hooked onto a linear map and all of it is trained."""
-    return (
-        layer.bias is not None
-        and layer.weight.requires_grad
-        and layer.bias.requires_grad
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
-        and not layer._backward_hooks
-        and not layer._backward_pre_hooks
-    )
-
-
-def _stackable(heads: Sequence[nn.Module]) -> bool:
-    """Whether the heads are plain linear maps of one shape, with nothing hooked onto them."""
-
-    def plain(head: nn.Module) -> bool:
-        return type(head) is nn.Linear and _is_bare(head)
-
-    first = heads[0]
-    return all(plain(head) for head in heads) and all(
-        isinstance(first, nn.Linear)
-        and isinstance(head, nn.Linear)
-        and head.weight.shape == first.weight.shape
-        for head in heads
-    )
-
-
-def _layer_error(what: str, depth: int, state: Tensor, error: Exception, x: Tensor) -> Exception:
-    """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
-    if isinstance(error, torch.OutOfMemoryError | LayerError):
-        return error
-    source = (
-        "the input"
-        if what == "layer" and depth == 1
-        else (f"layer {depth - 1}" if what == "layer" else f"layer {depth}")
-    )
-    return LayerError(
-        f"{what} {depth} could not take what {source} gives, "
-        f"shape {tuple(state.shape)} and dtype {state.dtype}: {error}"
-    )
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name

@@ -1,14 +1,20 @@
-"""The predictive mixture over depths; never creates a layer."""
+"""The predictive mixture over depths, of one model and of several; never creates a layer.
 
-from collections.abc import Iterator
+The predictive of a deep ensemble, p(y' | x') = 1/R Σ_r Σ_ℓ q_r(ℓ) p(y'; Ω_rℓ(x')), is a mixture
+like a lone model's, with more components; so it is the same kind of prediction.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unbounded.likelihoods import Prediction
+from unbounded.likelihoods import Gaussian, Prediction
+from unbounded.likelihoods.gaussian import Noise
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -34,6 +40,7 @@ def predict(model: "UDN", x: Tensor, batch_size: int | None = None) -> Predictio
         else:
             pieces = [model(_like(piece, like)) for piece in x.split(batch_size)]
             outputs = torch.cat(pieces, 1)
+        model.likelihood.check_outputs(outputs)
         return model.likelihood.predict(outputs, log_q)
 
 
@@ -71,3 +78,62 @@ def _like(x: Tensor, like: Tensor) -> Tensor:
     """x on the model's device and, if it is floating point, in its dtype."""
     dtype = like.dtype if x.is_floating_point() else x.dtype
     return x.to(device=like.device, dtype=dtype)
+
+
+def predict_ensemble(
+    models: Sequence["UDN"], x: Tensor, batch_size: int | None = None
+) -> Prediction:
+    """The mixture of the models' predictives, each with the same weight.
+
+    Args:
+        models: with one likelihood, whose parameters may differ.
+        x: inputs, `(rows, …)`.
+        batch_size: rows at a time.
+
+    Returns:
+        A prediction whose first axis goes over the depths of the first model, then of the
+        second, and so on.
+    """
+    return combine([predict(model, x, batch_size) for model in models])
+
+
+def combine(predictions: Sequence[Prediction]) -> Prediction:
+    """One mixture of several predictions of the same rows, each with the same weight."""
+    if not predictions:
+        raise ValueError("an ensemble needs at least one prediction")
+    first = predictions[0]
+    if len({type(p.likelihood) for p in predictions}) > 1:
+        kinds = sorted({type(p.likelihood).__name__ for p in predictions})
+        raise ValueError(f"the members of an ensemble have one likelihood, got {kinds}")
+    log_q = torch.cat([p.depth_log_probs for p in predictions]) - math.log(len(predictions))
+    likelihood, outputs = first.likelihood, [p.outputs for p in predictions]
+    if isinstance(likelihood, Gaussian):  # each member has noise of its own
+        pieces = [_noise(p).split(p.outputs) for p in predictions]
+        outputs = [torch.cat([m, s.expand_as(m)], -1) for m, s in pieces]
+        likelihood = Gaussian(GivenNoise())
+    elif any(True for _ in likelihood.parameters()):
+        raise TypeError(
+            f"members of an ensemble differ in the parameters of {type(likelihood).__name__}, "
+            "which one mixture cannot carry"
+        )
+    return likelihood.predict(torch.cat(outputs), log_q)
+
+
+class GivenNoise(Noise):
+    """σ stands beside the mean, in the second half of the outputs."""
+
+    outputs_per_target = 2
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales."""
+        means, scales = outputs.chunk(2, -1)
+        return means, scales
+
+    def config(self) -> dict[str, Any]:
+        """There is nothing to say."""
+        return {}
+
+
+def _noise(prediction: Prediction) -> Noise:
+    assert isinstance(prediction.likelihood, Gaussian)
+    return prediction.likelihood.noise

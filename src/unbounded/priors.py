@@ -110,7 +110,14 @@ class WeightPrior(ABC):
 
     @abstractmethod
     def kl(self, parameters: Sequence[Tensor]) -> Tensor:
-        """KL(q(θ_p; ν_p) ‖ p(θ_p)) of each tensor ν_p: shape `(len(parameters),)`."""
+        """KL(q(θ_p; ν_p) ‖ p(θ_p)) of each tensor ν_p: shape `(len(parameters),)`.
+
+        Models of a stack run it by `torch.func.vmap`.
+        """
+
+    def constant(self, size: int) -> float:
+        """The KL of `size` numbers at 0, where `precision` gives the rest."""
+        return float(self.kl([torch.zeros(size)]).sum())
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this prior."""
@@ -180,12 +187,15 @@ class _SquaredNorms(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         (grad,) = grads
-        factors = (2 * grad).unbind()
-        return tuple(torch._foreach_mul(ctx.saved_tensors, factors))
+        saved = ctx.saved_tensors
+        factors = (2 * grad).to(saved[0].dtype).unbind()
+        return tuple(torch._foreach_mul(saved, factors))
 
 
 def _squared_norms(parameters: Sequence[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(list(parameters))).square_()
+    low = any(p.element_size() < 4 for p in parameters)  # sums in half precision overflow
+    dtype = torch.float32 if low else None
+    return torch.stack(torch._foreach_norm(list(parameters), dtype=dtype)).square_()
 
 
 def _positive(name: str, value: float) -> float:

@@ -1,53 +1,161 @@
 """The contract of a depth family."""
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+NO_MASS = -1e30
+"""Stands for log 0. Finite, so that 0 · log 0 = 0 in the terms of the ELBO and their gradients."""
+
+Numbers = Mapping[str, Tensor]
+"""λ: a family's parameters and buffers by name, each with the same leading axes (or none)."""
+
+# Beyond this many free numbers `reach` does not try all corners of a box around λ.
+_FEW_NUMBERS = 4
+
 
 class DepthFamily(nn.Module, ABC):
     """A family q(ℓ; λ) of distributions over depths, each member with bounded support.
 
-    Definition 1 of the paper asks for three things: every member has bounded support
-    (`max_depth` is an int), any depth is the mode of some member (`is_unbounded`), and
-    λ is continuous (it is a parameter that the optimiser moves).
+    Definition 1 of the paper asks for three things: every member has bounded support (`end`),
+    any depth is the mode of some member (`is_unbounded`), and λ is continuous (it is made of
+    parameters that an optimiser moves).
 
-    A family of your own implements `max_depth` and `log_probs`; the rest follows.
+    A family of your own registers its parameters and implements `scores` and `end`. Both work on
+    numbers with any leading axes: one member, many members, or candidates for λ. All else follows.
+
+    Example:
+        >>> class Bell(DepthFamily):
+        ...     def __init__(self, place=2.0):
+        ...         super().__init__()
+        ...         self.place = nn.Parameter(torch.tensor(place))
+        ...     def scores(self, at, size):
+        ...         depths = torch.arange(1, size + 1, device=at["place"].device)
+        ...         return -(depths - at["place"].double()[..., None]).square()
+        ...     def end(self, at, size):
+        ...         return (at["place"].double() + 2).floor().clamp(min=1).long()
     """
 
     is_unbounded: ClassVar[bool] = True
     """Whether every depth is the mode of some member, condition (2) of Definition 1."""
 
-    @abstractmethod
-    def max_depth(self) -> int:
-        """m(q), the largest depth with mass."""
+    _memo: tuple[tuple[Any, ...], int] | None = None  # λ and m(q)
 
     @abstractmethod
+    def scores(self, at: Numbers, size: int) -> Tensor:
+        """log q(ℓ) up to a constant for ℓ = 1 … size, as if there were no truncation.
+
+        Args:
+            at: λ, `(*lead, *shape of the parameter)` each.
+            size: how many depths.
+
+        Returns:
+            `(*lead, size)`, in double precision, differentiable in λ, by tensor operations alone.
+            A depth below the end without mass has `NO_MASS`.
+        """
+
+    @abstractmethod
+    def end(self, at: Numbers, size: int) -> Tensor:
+        """m(q), the largest depth with mass: `(*lead,)`, integers, by tensor operations alone.
+
+        Where it lies beyond `size` any number above `size` will do.
+        """
+
+    @property
+    def bound(self) -> int | None:
+        """The largest depth that any member reaches; None where there is no limit."""
+        return None if self.is_unbounded else self.max_depth()
+
+    def numbers(self) -> dict[str, Tensor]:
+        """λ as it is now: parameters and buffers by name."""
+        if self._modules:
+            return dict(self.named_parameters()) | dict(self.named_buffers())
+        return {**self._parameters, **self._buffers}  # type: ignore[dict-item]
+
+    def settings(self) -> dict[str, Any]:
+        """What tells two families of one class apart besides λ; members of a stack agree on it."""
+        plain = (bool, int, float, str, type(None))
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, plain) and not name.startswith("_") and name != "training"
+        }
+
+    def max_depth(self) -> int:
+        """m(q), the largest depth with mass. A host read of λ."""
+        numbers = self.numbers()
+        values = tuple([t.item() if t.dim() == 0 else t.tolist() for t in numbers.values()])
+        if self._memo is None or self._memo[0] != values:
+            numbers = {name: tensor.detach() for name, tensor in numbers.items()}
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in numbers.values()):
+                named = dict(zip(numbers, values, strict=True))
+                raise FloatingPointError(
+                    f"the depth family {type(self).__name__} has {named}: training has diverged"
+                )
+            size = 16 if self._memo is None else 2 * self._memo[1]
+            while (depth := int(self.end(numbers, size))) > size:
+                size = max(2 * size, depth)
+            self._memo = values, depth
+        return self._memo[1]
+
     def log_probs(self) -> Tensor:
         """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ."""
+        return self.log_probs_up_to(self.max_depth())
 
     def log_probs_up_to(self, depth: int) -> Tensor:
         """The same with the support held at `depth`, by tensor operations alone: `(depth,)`.
 
-        What a step runs that must not wait for the host to learn λ (a CUDA graph). Families with
-        a fixed support have it for free; others override it.
+        What a step runs that must not wait for the host to learn λ (a CUDA graph).
         """
-        if self.is_unbounded:
-            raise NotImplementedError(
-                f"{type(self).__name__} has no log_probs_up_to(depth): train it with "
-                "engine=unbounded.engine.Eager()"
-            )
-        return self.log_probs()
+        numbers = self.numbers()
+        dtype = next((n.dtype for n in numbers.values() if n.is_floating_point()), torch.float32)
+        return self.scores(numbers, depth).log_softmax(-1).to(dtype)
 
-    def backward(self, log_probs: Tensor, grad: Tensor) -> None:
-        """Carry a gradient in `log_probs()`, `(max_depth,)`, on to λ's `grad`.
+    def log_probs_at(self, at: Numbers, size: int) -> Tensor:
+        """log q(ℓ) of any members for ℓ = 1 … size, each with a support of its own.
 
-        Autograd does it; a family whose λ is one number may know a shorter way.
+        Args:
+            at: λ of each, with leading axes.
+            size: how far to look; as far as the supports of all members reach.
+
+        Returns:
+            `(*lead, size)`, in double precision; `NO_MASS` outside of the support.
         """
-        if log_probs.requires_grad:
-            log_probs.backward(grad)
+        scores = self.scores(at, size)
+        depths = torch.arange(1, size + 1, device=scores.device)
+        inside = depths <= self.end(at, size)[..., None]
+        return scores.masked_fill(~inside, NO_MASS).log_softmax(-1)
+
+    def reach(self, at: Numbers, movement: Tensor, size: int) -> Tensor:
+        """The largest m(q) while no parameter moves by more than `movement`, `(*lead,)`.
+
+        Exact where m(q) rises or falls with each parameter by itself: the corners are looked at.
+        """
+        names = [name for name, _ in self.named_parameters()]
+        ends = [self.end(at, size)]
+        if not self._moves_by_corners:
+            return ends[0] if self.bound is None else torch.full_like(ends[0], self.bound)
+        for signs in itertools.product((-1, 1), repeat=len(names)):
+            moved = {
+                name: at[name] + sign * movement.view(*movement.shape, *[1] * (at[name].dim() - 1))
+                for name, sign in zip(names, signs, strict=True)
+            }
+            ends.append(self.end({**at, **moved}, size))
+        return torch.stack(ends).amax(0)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether `reach` can tell where m(q) will be; else it must be asked before every step."""
+        return self.bound is not None or self._moves_by_corners
+
+    @property
+    def _moves_by_corners(self) -> bool:
+        free = list(self.parameters())
+        return len(free) <= _FEW_NUMBERS and all(parameter.dim() == 0 for parameter in free)
 
     def first_depth(self) -> int:
         """The smallest depth with mass. Heads below it are never created."""
@@ -73,3 +181,48 @@ class DepthFamily(nn.Module, ABC):
     def extra_repr(self) -> str:
         """What `print(model)` says of the current member."""
         return f"E[depth]={self.mean():.3g}, max_depth={self.max_depth()}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DepthFamily":
+        """λ stays in single precision at least: in half precision a step would round to nothing."""
+
+        def kept(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            if result.is_floating_point() and result.element_size() < 4:
+                return tensor.to(result.device, torch.float32)
+            return result
+
+        return super()._apply(kept, recurse)  # type: ignore[no-any-return]
+
+
+def check_unbounded(family: DepthFamily, depths: tuple[int, ...] = (2, 3, 6)) -> None:
+    """A ValueError if some depth is the mode of no member that an ascent in λ can find.
+
+    Condition (2) of Definition 1, as far as a computer can tell: log q(ℓ) is driven up for some
+    depths ℓ, and each must become the mode on the way.
+    """
+    for depth in depths:
+        if not _becomes_mode(family, depth):
+            raise ValueError(
+                f"{type(family).__name__} says that it is unbounded, but depth {depth} is the "
+                "mode of no member that could be found: condition (2) of Definition 1. "
+                "Set is_unbounded = False, or choose a family whose mode moves"
+            )
+
+
+def _becomes_mode(family: DepthFamily, depth: int, steps: int = 300) -> bool:
+    size = 4 * depth + 16
+    at = {name: tensor.detach().clone() for name, tensor in family.numbers().items()}
+    free = [at[name].double().requires_grad_() for name, _ in family.named_parameters()]
+    at |= {name: t for (name, _), t in zip(family.named_parameters(), free, strict=True)}
+    if not free:
+        return False
+    optimizer = torch.optim.Adam(free, lr=0.2)
+    with torch.enable_grad(), torch.inference_mode(False):
+        for _ in range(steps):
+            log_q = family.scores(at, size).log_softmax(-1)
+            if int(log_q.argmax()) == depth - 1:
+                return True
+            optimizer.zero_grad()
+            (-log_q[depth - 1]).backward()
+            optimizer.step()
+    return False

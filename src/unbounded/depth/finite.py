@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unbounded.depth.base import DepthFamily
+from unbounded.depth.base import NO_MASS, DepthFamily, Numbers
 
 
 class FiniteDepth(DepthFamily):
@@ -20,16 +21,22 @@ class FiniteDepth(DepthFamily):
         super().__init__()
         if int(max_depth) != max_depth or max_depth < 1:
             raise ValueError(f"max_depth must be an integer of at least 1, got {max_depth!r}")
-        self.logits = nn.Parameter(torch.zeros(int(max_depth)))
+        self.largest = int(max_depth)
+        self.logits = nn.Parameter(torch.zeros(self.largest))
 
     def max_depth(self) -> int:
         """D, whatever the probabilities are."""
-        return self.logits.numel()
+        return self.largest
 
-    def log_probs(self) -> Tensor:
-        """log q(1), …, log q(D): shape `(max_depth,)`."""
-        return self.logits.log_softmax(0)
+    def scores(self, at: Numbers, size: int) -> Tensor:
+        """The logits."""
+        return F.pad(at["logits"].double(), (0, size - self.largest), value=NO_MASS)
+
+    def end(self, at: Numbers, size: int) -> Tensor:
+        """D, whatever the probabilities are."""
+        logits = at["logits"]
+        return torch.full(logits.shape[:-1], self.largest, device=logits.device)
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this family; the probabilities travel as a parameter."""
-        return {"max_depth": self.max_depth()}
+        return {"max_depth": self.largest}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unbounded.depth.base import DepthFamily
+from unbounded.depth.base import NO_MASS, DepthFamily, Numbers
 
 
 class FixedDepth(DepthFamily):
@@ -21,23 +21,34 @@ class FixedDepth(DepthFamily):
         super().__init__()
         if int(depth) != depth or depth < 1:
             raise ValueError(f"depth must be an integer of at least 1, got {depth!r}")
-        self.depth = int(depth)
-        log_probs = torch.full((self.depth,), -torch.inf)
-        log_probs[-1] = 0.0
-        self._log_probs: Tensor
-        self.register_buffer("_log_probs", log_probs, persistent=False)
+        self._depth: Tensor
+        # A tensor, so that networks of many depths are one stack; floating, for `log_probs` to have
+        # the dtype of its model.
+        self.register_buffer("_depth", torch.tensor(float(depth)), persistent=False)
+        self._host_depth = int(depth)
+
+    @property
+    def depth(self) -> int:
+        """The depth."""
+        return self._host_depth
 
     def max_depth(self) -> int:
         """The depth itself."""
-        return self.depth
-
-    def log_probs(self) -> Tensor:
-        """−∞ below `depth` and 0 at it: shape `(depth,)`."""
-        return self._log_probs
+        return self._host_depth
 
     def first_depth(self) -> int:
         """The depth itself."""
-        return self.depth
+        return self._host_depth
+
+    def scores(self, at: Numbers, size: int) -> Tensor:
+        """0 at the depth, no mass elsewhere."""
+        depths = torch.arange(1, size + 1, device=at["_depth"].device)
+        other = depths != at["_depth"][..., None]
+        return torch.zeros_like(other, dtype=torch.float64).masked_fill(other, NO_MASS)
+
+    def end(self, at: Numbers, size: int) -> Tensor:
+        """The depth itself."""
+        return at["_depth"].long()
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this family."""

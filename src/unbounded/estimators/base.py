@@ -24,7 +24,7 @@ from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import History, fit, make_optimizer, step
-from unbounded.training.batches import batches
+from unbounded.steps.batches import batches
 
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
@@ -249,7 +249,7 @@ class UDNEstimator(BaseEstimator):
             scheduler = (lambda optimizer: annealing(optimizer, epochs)) if anneal else None
             result: Any = fit(models[0], x, y, weights=weights, scheduler=scheduler, **options)
         else:
-            from unbounded.engine import fit_population
+            from unbounded.engines import fit_population
 
             data = (x, y) if weights is None else (x, y, weights)
             if validation is not None and validation[2] is None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from unbounded.baselines import bayes_accuracy, dun, dun_original, nearest_neighbours, rbf_svm
 from unbounded.data import spiral
 from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
-from unbounded.engine import MemberResult, combine, fit_population
+from unbounded.engines import MemberResult, combine, fit_population
 from unbounded.engine.loop import seconds_so_far
 from unbounded.experiments import records, spiral_report
 from unbounded.layers import Dense

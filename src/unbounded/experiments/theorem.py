@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from unbounded.depth import TruncatedPoisson
-from unbounded.depth.truncated_poisson import poisson_cdf, poisson_quantile
+from unbounded.depth.rates import poisson_cdf, poisson_quantile
 from unbounded.experiments import figures, records
 
 QUANTILE = 0.95

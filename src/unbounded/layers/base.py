@@ -1,10 +1,76 @@
 """The contract of a layer generator, and the one made of a user's own callables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_internals
+
+if TYPE_CHECKING:
+    from unbounded.layers.stacks import NetworkStack
+
+
+class LayerError(ValueError, RuntimeError):
+    """A layer or head could not take what it was given; says at which depth and which shapes."""
+
+
+class Caller(Protocol):
+    """How a layer is called: as it is, compiled, or recomputing its insides."""
+
+    def __call__(self, layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
+        """What to call with the state before the layer, in place of that method of it."""
+
+
+class Stack(NamedTuple):
+    """The modules of one pass over the depths `first` … `last`."""
+
+    hidden: Sequence[nn.Module]  # f_1 … f_last
+    heads: Sequence[nn.Module]  # o_first … o_last; a single one if shared
+    first: int
+    call: Caller
+
+    def states(self, x: Tensor) -> list[Tensor]:
+        """h_1 … h_last, each layer called once."""
+        states: list[Tensor] = []
+        hidden = x
+        try:
+            for layer in self.hidden:
+                hidden = self.call(layer)(hidden)
+                states.append(hidden)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise layer_error("layer", len(states) + 1, hidden, error) from error
+        return states
+
+
+def layer_error(what: str, depth: int, state: Tensor, error: Exception) -> Exception:
+    """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
+    if isinstance(error, torch.OutOfMemoryError | LayerError):
+        return error
+    giver = depth - 1 if what == "layer" else depth
+    source = f"layer {giver}" if giver else "the input"
+    return LayerError(
+        f"{what} {depth} could not take what {source} gives, "
+        f"shape {tuple(state.shape)} and dtype {state.dtype}: {error}"
+    )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of the module is just the `forward` of its class: no hooks, nothing replaced.
+
+    Parametrisations change the class, so they are seen too.
+    """
+    return (
+        type(module) is kind
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
+        and module._compiled_call_impl is None
+        and "forward" not in module.__dict__
+        and not module_internals._has_any_global_hook()
+    )
 
 
 class Layers(ABC):
@@ -28,6 +94,21 @@ class Layers(ABC):
     @abstractmethod
     def head(self, depth: int) -> nn.Module:
         """A new o_ℓ: maps h_ℓ to the parameters of the likelihood."""
+
+    def run(self, stack: Stack, x: Tensor) -> Tensor | None:
+        """Ω_ℓ(x) by a faster way than module by module, `(depth, batch, *event)`, or None.
+
+        Asked before every pass: None where a hook, a replaced part or an unusual input would make
+        a difference. The network then calls the modules one by one.
+        """
+        return None
+
+    def stacked(self) -> "type[NetworkStack] | None":
+        """A class that runs many such networks as one computation, or None for the general way.
+
+        Its modules must have all their parameters trained, and none hooked or replaced.
+        """
+        return None
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator, as plain data for a file's header."""

@@ -7,15 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import Layers
-from unbounded.layers.dense import _size
+from unbounded.layers.base import Layers, Stack, is_plain, layer_error
+from unbounded.layers.dense import _size, linear_heads
 
 EXPANSION = 4
 """A block B_k ends with 2^(k+2) channels, four times those inside of it."""
 
 
-class Place(NamedTuple):
-    """What stands at one depth, by closed form."""
+class LayerShape(NamedTuple):
+    """Channels and stride of the layer at one depth."""
 
     inputs: int  # channels that come in
     inner: int  # channels of the 3×3 convolution; 0 for the stem
@@ -47,8 +47,8 @@ class ResidualConv(Layers):
 
     Example:
         >>> layers = ResidualConv(3, 10)
-        >>> layers.place(1).outputs, layers.place(10)
-        (64, Place(inputs=512, inner=256, outputs=1024, stride=2))
+        >>> layers.shape(1).outputs, layers.shape(10)
+        (64, LayerShape(inputs=512, inner=256, outputs=1024, stride=2))
     """
 
     INITS = ("identity", "he", "default")
@@ -77,28 +77,28 @@ class ResidualConv(Layers):
             raise ValueError(f"init must be one of {self.INITS}, got {init!r}")
         self.init = init
 
-    def place(self, depth: int) -> Place:
+    def shape(self, depth: int) -> LayerShape:
         """Channels and stride of the layer at depth ℓ."""
         if depth == 1:
-            return Place(self.in_channels, 0, self.width, 1)
+            return LayerShape(self.in_channels, 0, self.width, 1)
         start, inner, inputs = 2, self.width, self.width
         for stage, stride in enumerate(self.strides):
             if stage == len(self.stages) or depth < start + self.stages[stage]:
                 outputs = EXPANSION * inner
                 if depth == start:
-                    return Place(inputs, inner, outputs, stride)
-                return Place(outputs, inner, outputs, 1)
+                    return LayerShape(inputs, inner, outputs, stride)
+                return LayerShape(outputs, inner, outputs, 1)
             start, inner, inputs = start + self.stages[stage], 2 * inner, EXPANSION * inner
         raise AssertionError("the last stage has no end")
 
     def hidden(self, depth: int) -> nn.Module:
-        """`(batch, channel, height, width)` → the same with the channels of `place(depth)`."""
-        place = self.place(depth)
+        """`(batch, channel, height, width)` → the same with the channels of `shape(depth)`."""
+        shape = self.shape(depth)
         layer: nn.Module
         if depth == 1:
-            layer = Stem(place.inputs, place.outputs)
+            layer = Stem(shape.inputs, shape.outputs)
         else:
-            layer = Bottleneck(place)
+            layer = Bottleneck(shape)
         if self.init != "default":
             for module in layer.modules():
                 if isinstance(module, nn.Conv2d):
@@ -109,10 +109,41 @@ class ResidualConv(Layers):
 
     def head(self, depth: int) -> nn.Module:
         """`(batch, channel, height, width)` → `(batch, out_features)`."""
-        head = PooledLinear(self.place(depth).outputs, self.out_features)
+        head = PooledLinear(self.shape(depth).outputs, self.out_features)
         if self.init != "default":
             inits.zero(head)  # the first prediction of every depth is the uniform one
         return head
+
+    def run(self, stack: Stack, x: Tensor) -> Tensor | None:
+        """Each layer with its mean over the image in one call, then the heads stage by stage."""
+        layers = all(isinstance(layer, PooledLayer) for layer in stack.hidden)
+        heads_are_plain = all(is_plain(head, PooledLinear) for head in stack.heads)
+        if not layers or not heads_are_plain or len(stack.heads) <= len(stack.hidden) - stack.first:
+            return None
+        features: list[Tensor] = []
+        hidden, depth = x, 0
+        try:
+            for depth, layer in enumerate(stack.hidden, 1):
+                if depth < stack.first:
+                    hidden = stack.call(layer)(hidden)
+                else:
+                    hidden, mean = stack.call(layer, "with_pooled")(hidden)
+                    features.append(mean)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise layer_error("layer", depth, hidden, error) from error
+        outputs: list[Tensor] = []
+        start = 0
+        # The heads' share of the work is small: in full precision whatever the layers run in.
+        with torch.autocast(x.device.type, enabled=False):
+            while start < len(features):
+                stop = start + 1
+                while stop < len(features) and features[stop].shape == features[start].shape:
+                    stop += 1
+                heads = stack.heads[start:stop]
+                same = [feature.to(heads[0].weight.dtype) for feature in features[start:stop]]  # type: ignore[arg-type]
+                outputs.append(linear_heads(same, heads, stack.first + start))
+                start = stop
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
@@ -185,9 +216,9 @@ class Stem(PooledLayer):
 class Bottleneck(PooledLayer):
     """B_k: ReLU(shortcut + the three convolutions), the last ReLU after the sum."""
 
-    def __init__(self, place: Place):
+    def __init__(self, shape: LayerShape):
         super().__init__()
-        inputs, inner, outputs, stride = place
+        inputs, inner, outputs, stride = shape
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
         self.norm1 = Norm(inner)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)

@@ -28,7 +28,7 @@ class Prediction:
 
     def log_prob_by_depth(self, y: Tensor) -> Tensor:
         """log p(y_i; Ω_ℓ(x_i)): `(depth, batch)`."""
-        return self.likelihood.log_prob(self.outputs, y)
+        return self.likelihood.log_lik(self.outputs, y)
 
     def mix(self, log_values: Tensor) -> Tensor:
         """logsumexp over depths of log q(ℓ) + `log_values`, `(depth, …)` → `(…)`."""
@@ -55,12 +55,16 @@ class Likelihood(nn.Module, ABC):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_i; Ω_ℓ(x_i)): `(depth, batch, *event)` and `(batch, …)` → `(depth, batch)`."""
 
-    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """`log_prob` and its derivative in the outputs, `(depth, batch, *event)`, or None.
-
-        For likelihoods without parameters whose derivative is cheap; others leave it to autograd.
-        """
-        return None
+    def log_lik(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """`log_prob`, with a ValueError if its shape is not `(depth, batch)`."""
+        found = self.log_prob(outputs, y)
+        if found.shape != outputs.shape[:2]:
+            raise ValueError(
+                f"log_prob of {type(self).__name__} must give one number for each depth and row, "
+                f"{tuple(outputs.shape[:2])}, got {tuple(found.shape)} from outputs "
+                f"{tuple(outputs.shape)} and targets {tuple(y.shape)}"
+            )
+        return found
 
     def check_targets(self, y: Tensor) -> Tensor:
         """The targets in the form that `log_prob` takes, or a ValueError that says why not."""
@@ -71,8 +75,13 @@ class Likelihood(nn.Module, ABC):
     def check_training_targets(self, y: Tensor) -> None:
         """A ValueError if nothing can be learnt from these targets as a whole."""
 
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
-        """A ValueError if heads of this shape cannot be the parameters for these targets."""
+    def check_outputs(self, outputs: Tensor, y: Tensor | None = None) -> None:
+        """A ValueError if heads of this shape cannot be the parameters for these targets.
+
+        Args:
+            outputs: `(depth, batch, *event)`.
+            y: targets, or None when predicting.
+        """
 
     def num_outputs(self, size: int) -> int:
         """How many numbers a head must give for this many classes or targets; one each here."""

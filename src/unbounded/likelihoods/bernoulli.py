@@ -31,7 +31,7 @@ class Bernoulli(ClassLikelihood):
         """One: the log-odds of class 1."""
         return 1
 
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+    def check_outputs(self, outputs: Tensor, y: Tensor | None = None) -> None:
         """Heads must give one number."""
         if outputs.dim() != 3 or outputs.shape[2] != 1:
             raise ValueError(

@@ -122,20 +122,6 @@ class Categorical(ClassLikelihood):
         by_class = outputs.transpose(1, 2)  # softmax along a strided axis is the fast one
         return -F.cross_entropy(by_class, y.expand(depth, batch), reduction="none")
 
-    def log_prob_and_slope(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """d log softmax(Ω)_y / dΩ_c = [c = y] − softmax(Ω)_c."""
-        if type(self).log_prob is not Categorical.log_prob:
-            return None  # a subclass with a log_prob of its own has another slope
-        by_class = self.class_log_probs(outputs)
-        index = y.expand(by_class.shape[0], 1, -1)
-        log_lik = by_class.gather(1, index).squeeze(1)
-        slope = (
-            by_class.exp_()
-            .neg_()
-            .scatter_add_(1, index, torch.ones_like(index, dtype=by_class.dtype))
-        )
-        return log_lik, slope.transpose(1, 2)
-
     def class_log_probs(self, outputs: Tensor) -> Tensor:
         """`(depth, batch, class)` → `(depth, class, batch)`."""
         return outputs.transpose(1, 2).log_softmax(1)
@@ -144,7 +130,7 @@ class Categorical(ClassLikelihood):
         """Integers in 0 … C−1."""
         return self.check_classes(y, self.num_classes)
 
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+    def check_outputs(self, outputs: Tensor, y: Tensor | None = None) -> None:
         """Heads must give one number for each class."""
         if outputs.dim() != 3 or outputs.shape[2] != self.num_classes:
             raise ValueError(

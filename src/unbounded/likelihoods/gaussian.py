@@ -163,6 +163,11 @@ class Gaussian(Likelihood):
 
     def __init__(self, noise: Noise | None = None):
         super().__init__()
+        if noise is not None and not isinstance(noise, Noise):
+            raise TypeError(
+                "noise must be LearntNoise(), FixedNoise(scale) or InputNoise(), "
+                f"got {type(noise).__name__} {noise!r}"
+            )
         self.noise = LearntNoise() if noise is None else noise
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -199,19 +204,20 @@ class Gaussian(Likelihood):
             )
         return super().check_targets(y)
 
-    def check_outputs(self, outputs: Tensor, y: Tensor) -> None:
+    def check_outputs(self, outputs: Tensor, y: Tensor | None = None) -> None:
         """Heads must give `outputs_per_target` numbers for each target."""
-        expected = y.shape[1] * self.noise.outputs_per_target
-        if outputs.dim() != 3 or outputs.shape[2] != expected:
+        each = self.noise.outputs_per_target
+        targets = y.shape[1] if y is not None else outputs.shape[-1] // each
+        if outputs.dim() != 3 or outputs.shape[2] != targets * each:
             raise ValueError(
-                f"heads must give {expected} numbers a row for {y.shape[1]} targets with "
+                f"heads must give {targets * each} numbers a row for {targets} targets with "
                 f"{type(self.noise).__name__}, got {tuple(outputs.shape[2:])}"
             )
         scales = self.noise.split(outputs)[1]
-        if scales.shape[-1] not in (1, y.shape[1]):
+        if scales.shape[-1] not in (1, targets):
             raise ValueError(
-                f"the noise has {scales.shape[-1]} scales for {y.shape[1]} targets: "
-                f"build it as LearntNoise(num_targets={y.shape[1]})"
+                f"the noise has {scales.shape[-1]} scales for {targets} targets: "
+                f"build it as LearntNoise(num_targets={targets})"
             )
 
     def config(self) -> dict[str, Any]:

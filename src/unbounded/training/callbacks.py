@@ -5,20 +5,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unbounded.depth import TruncatedConwayMaxwell
-from unbounded.training.depth_rules import DepthRule
+from unbounded.steps.depth_rules import DepthRule
 
 if TYPE_CHECKING:
-    from unbounded.training.loop import Trainer
+    from unbounded.training.trainer import Trainer
 
 
 class Callback:
-    """Override what you need. `trainer` has the model, optimizer, history and `stop()`."""
+    """Override what you need. `trainer` has the model, optimizer, history and `stop()`.
+
+    Of several models `trainer.models` has all, `trainer.rows` this epoch's row of each, and
+    `row` is the mean over them.
+    """
 
     def on_fit_start(self, trainer: "Trainer") -> None:
         """Before the first epoch, after a checkpoint was read."""
 
     def on_birth(self, trainer: "Trainer", depths: range) -> None:
-        """Hidden layers of these depths were just born."""
+        """Hidden layers of these depths were just born, of the model number `trainer.member`."""
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
         """After an epoch, with its row of the history; the checkpoint is written already."""
@@ -48,6 +52,8 @@ class Sharpen(Callback):
 
     def on_fit_start(self, trainer: "Trainer") -> None:
         """Refuse families and rules that it cannot change; the run may be beyond the epoch."""
+        if len(trainer.models) > 1:
+            raise ValueError("Sharpen works on one model, not on several")
         if not isinstance(trainer.model.depth, TruncatedConwayMaxwell):
             family = type(trainer.model.depth).__name__
             raise ValueError(f"Sharpen needs a TruncatedConwayMaxwell, got {family}")
@@ -59,7 +65,7 @@ class Sharpen(Callback):
         self._look(trainer)
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
-        """Has its time come?"""
+        """Sharpen once the epoch has come."""
         self._look(trainer)
 
     def _look(self, trainer: "Trainer") -> None:

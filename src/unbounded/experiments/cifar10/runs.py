@@ -12,16 +12,16 @@ import torch
 
 from unbounded import metrics
 from unbounded.data.images import Images
-from unbounded.engine import Eager, Graphs
+from unbounded.engines import Eager, Graphs
 from unbounded.experiments import records
 from unbounded.experiments.cifar10.recipe import Recipe, Run
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.training import Callback, ImageData
-from unbounded.training.batches import batches
-from unbounded.training.loop import Trainer
-from unbounded.training.scoring import Scorer
+from unbounded.steps.batches import batches
+from unbounded.training.trainer import Trainer
+from unbounded.steps.scoring import Scorer
 
 SCORE_EVERY = 5
 """Epochs between two looks at the held-out images; nothing depends on what is seen there."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unbounded.data.uci import UCISet
-from unbounded.engine import fit_population
+from unbounded.engines import fit_population
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci import scores
 from unbounded.experiments.uci.recipe import (

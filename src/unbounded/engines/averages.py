@@ -1,0 +1,95 @@
+"""Moving averages of a model's parameters, which may grow in number."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import swa_utils
+
+from unbounded import growth
+from unbounded.model import UDN
+from unbounded.steps.step import uncompiled
+
+
+def short_memory(steps: int, decay: float) -> float:
+    """The decay after so many steps: less at first, so that first weights are soon forgotten."""
+    return min(decay, (1 + steps) / (10 + steps))
+
+
+class MovingAverage:
+    """A moving average of each parameter, from its first step on.
+
+    Args:
+        model: whose parameters they are.
+        decay: of a step, after the first few.
+    """
+
+    def __init__(self, model: UDN, decay: float):
+        self.model, self.decay = model, decay
+        self.values: dict[str, Tensor] = {}
+        self.steps: dict[str, int] = {}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After a step: the parameters that it moved."""
+        groups: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is None and not name.startswith("depth."):
+                continue
+            if name not in self.values:
+                raise LookupError(f"{name} was born unnoticed")
+            self.steps[name] += 1
+            averages, values = groups.setdefault(self.steps[name], ([], []))
+            averages.append(self.values[name])
+            values.append(parameter.detach())
+        for steps, (averages, values) in groups.items():
+            torch._foreach_lerp_(averages, values, 1 - short_memory(steps, self.decay))
+
+    @torch.no_grad()
+    def notice(self) -> None:
+        """Before a step: parameters that are new begin as they are, those that are gone go."""
+        named = dict(self.model.named_parameters())
+        for name, parameter in named.items():
+            if name not in self.values:
+                self.values[name], self.steps[name] = parameter.detach().clone(), 0
+        for name in self.values.keys() - named.keys():
+            del self.values[name], self.steps[name]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The averages in the model's place, in the same memory, for as long as this lasts."""
+        self.notice()
+        named: dict[str, nn.Parameter] = dict(self.model.named_parameters())
+        with torch.no_grad():
+            kept = {name: parameter.detach().clone() for name, parameter in named.items()}
+            for name, parameter in named.items():
+                parameter.copy_(self.values[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in named.items():
+                    parameter.copy_(kept[name])
+
+
+class AveragedModel(swa_utils.AveragedModel):
+    """torch's `AveragedModel` for a model that grows: parameters are paired by name.
+
+    Torch pairs them by position and so leaves out layers that are born later. Here the copy grows
+    with the model, and a newborn parameter starts from its value at the first update that sees it.
+    """
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Average a model's present parameters into the copy."""
+        inner = uncompiled(model)
+        copied: UDN = self.module  # type: ignore[assignment]
+        known = {name for name, _ in copied.named_parameters()}
+        if copied.network.num_layers != inner.network.num_layers:
+            growth.resize(copied, inner.network.num_layers)
+        named = dict(inner.named_parameters())
+        with torch.no_grad():
+            for name, parameter in copied.named_parameters():
+                if name not in known:
+                    parameter.copy_(named[name].detach())
+        super().update_parameters(inner)

@@ -1,0 +1,301 @@
+"""The plain engine: one operation after another, one model after another."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from unbounded import growth
+from unbounded.engines.averages import MovingAverage
+from unbounded.engines.base import TERMS, Birth, Engine, Row, TrainingTask
+from unbounded.engines.states import load_member, save_member
+from unbounded.model import UDN
+from unbounded.steps.batches import Batch, Batches, batches, check_shapes, training_batches
+from unbounded.steps.optimizers import make_optimizer
+from unbounded.steps.options import FitOptions
+from unbounded.steps.scoring import SetScores
+from unbounded.steps.step import NonFiniteError, step_with
+
+# Rows scored at a time. Large, since no gradients are kept; small enough for hidden states.
+_SCORING_ROWS = 8192
+
+
+@dataclass
+class Member:
+    """One model in training, with all that belongs to it."""
+
+    number: int
+    model: UDN
+    call: Callable[..., Tensor]
+    options: FitOptions
+    data: Batches
+    scores: SetScores
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | ReduceLROnPlateau | None
+    scaler: torch.amp.GradScaler | None
+    average: MovingAverage | None
+    base_rates: list[float]  # learning rates of the groups before any schedule
+    steps: int = 0
+    alive: bool = True
+    failure: str | None = None
+    terms: list[Tensor] = field(default_factory=list)
+    best: tuple[int, dict[str, Tensor]] | None = None  # number of layers, state
+    iterator: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    extra: Any = None  # what an engine keeps of this model
+
+
+class Eager(Engine):
+    """One operation after another, as written, with λ read by the host before each step.
+
+    Takes any modules, any of `torch.optim`, any data, and every option of `fit`. Several models take
+    their steps in turn.
+    """
+
+    members: list[Member]
+
+    def start(self, task: TrainingTask) -> None:
+        """A member for each model."""
+        self.task = task
+        self.members = [self._member(number) for number in range(len(task.models))]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """New orders of the rows, and the learning rates of the epoch."""
+        self.epoch = epoch
+        for member in self.members:
+            if not member.alive:
+                continue
+            member.terms.clear()
+            member.iterator = iter(member.data)
+            if not member.model.training:
+                member.model.train()
+            options = member.options
+            if options.schedule is not None or options.depth_schedule is not None:
+                factor, depth_factor = options.factors(epoch)
+                for group, base in zip(
+                    member.optimizer.param_groups, member.base_rates, strict=True
+                ):
+                    group["lr"] = base * (depth_factor if group.get("role") == "depth" else factor)
+
+    def step(self, grow: bool) -> bool:
+        """The next batch of each model."""
+        more = False
+        for member in self.members:
+            batch = next(member.iterator, None) if member.alive else None
+            if batch is None:
+                continue
+            more = True
+            member.steps += 1
+            if member.average is not None:
+                member.average.notice()
+            try:
+                self._advance(member, batch, grow)
+            except NonFiniteError as error:
+                self._fail(member, str(error))
+                continue
+            if member.average is not None:
+                member.average.update()
+            scheduler = member.scheduler
+            if member.options.schedule_every == "step" and isinstance(scheduler, LRScheduler):
+                scheduler.step()
+        return more
+
+    def end_epoch(self) -> list[Row | None]:
+        """Means of the terms, the depth, and the scores of each model: one host read each."""
+        return [self._row(member) if member.alive else None for member in self.members]
+
+    def keep_best(self, models: Sequence[int]) -> None:
+        """Copies of their states."""
+        for number in models:
+            member = self.members[number]
+            with self._averaged(member):
+                state = {k: v.detach().clone() for k, v in member.model.state_dict().items()}
+            member.best = member.model.network.num_layers, state
+
+    def stop(self, model: int) -> None:
+        """It keeps its optimiser, but takes no further batch."""
+        self.members[model].alive = False
+
+    def failures(self) -> dict[int, str]:
+        """By what their steps raised."""
+        return {m.number: m.failure for m in self.members if m.failure is not None}
+
+    def finish(self, best: bool) -> None:
+        """The best states into the models."""
+        for member in self.members:
+            self._release(member)
+            if best and member.best is not None:
+                num_layers, state = member.best
+                growth.resize(member.model, num_layers, member.optimizer)
+                member.model.load_state_dict(state)
+            elif member.average is not None:
+                member.average.notice()
+                with torch.no_grad():
+                    for name, parameter in member.model.named_parameters():
+                        parameter.copy_(member.average.values[name])
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Model, optimiser and best epoch of every member."""
+        plain, tensors = [], {}
+        for member in self.members:
+            described, own = save_member(member)
+            plain.append(described)
+            tensors |= {f"{member.number}.{name}": tensor for name, tensor in own.items()}
+        return {"capture_seconds": self.capture_seconds, "members": plain}, tensors
+
+    def load_state(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Put every member where it was."""
+        self.capture_seconds = plain["capture_seconds"]
+        for member, described in zip(self.members, plain["members"], strict=True):
+            prefix = f"{member.number}."
+            own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            load_member(member, described, own)
+
+    def optimizer(self, model: int) -> torch.optim.Optimizer:
+        """The one that trains this model."""
+        return self.members[model].optimizer
+
+    def step_schedulers(self, model: int, score: float) -> None:
+        """After an epoch: schedulers that go by epochs, or by a score."""
+        member = self.members[model]
+        if isinstance(member.scheduler, ReduceLROnPlateau):
+            member.scheduler.step(score)
+        elif member.scheduler is not None and member.options.schedule_every == "epoch":
+            member.scheduler.step()
+
+    # What other engines do differently ------------------------------------------------------
+
+    def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
+        """One step of one model."""
+        info = step_with(
+            member.options,
+            member.call,  # type: ignore[arg-type]
+            member.optimizer,
+            batch,
+            float(member.data.num_data),
+            grow,
+            member.scaler,
+            f" at step {member.steps} (epoch {self.epoch + 1})",
+        )
+        member.terms.extend(info.terms)
+        if info.growth.hidden:
+            self.task.on_birth(member.number, Birth(info.growth.hidden, member.steps))
+
+    def _release(self, member: Member) -> None:
+        """Before a model goes back to its owner."""
+
+    # The rest -------------------------------------------------------------------------------
+
+    def _member(self, number: int) -> Member:
+        task = self.task
+        model, options = task.models[number], task.options
+        if len(task.models) > 1 and options.depth_rule is not None:
+            options = replace(options, depth_rule=copy.deepcopy(options.depth_rule))
+        if options.equal_heads and (model.network.shares_head or model.cumulative_heads):
+            raise ValueError("equal_heads needs heads that are used at one depth each")
+        if options.depth_rule is not None:
+            options.depth_rule.reserve(model, model.depth.max_depth())
+        generator = torch.Generator().manual_seed(task.seeds[number])
+        data = training_batches(
+            model, task.data[number], task.batch_size, generator, options.num_data
+        )
+        sets = {
+            name: batches(each[number], model, what=_words(name), batch_size=_SCORING_ROWS)
+            for name, each in task.sets.items()
+        }
+        check_shapes(model, [data, *sets.values()])
+        optimizer = self._build_optimizer(number)
+        scheduler = options.scheduler
+        if scheduler is not None and not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
+            scheduler = scheduler(optimizer)
+        if options.schedule_every == "step" and isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau looks at a score: it goes with schedule_every='epoch'"
+            )
+        scaler = None
+        if options.autocast is torch.float16:
+            scaler = torch.amp.GradScaler(model.anchor.device.type)
+        return Member(
+            number,
+            model,
+            task.calls[number],
+            options,
+            data,
+            SetScores(sets),
+            optimizer,
+            scheduler,
+            scaler,
+            None if options.average is None else MovingAverage(model, options.average),
+            [float(group["lr"]) for group in optimizer.param_groups],
+        )
+
+    def _build_optimizer(self, number: int) -> torch.optim.Optimizer:
+        task, given = self.task, self.task.options.optimizer
+        if hasattr(given, "param_groups"):
+            if len(task.models) > 1:
+                raise ValueError(
+                    "one optimiser cannot train several models: give its class, or a partial of it"
+                )
+            return given  # type: ignore[no-any-return]
+        kind, arguments = optimizer_kind(given)
+        return make_optimizer(
+            task.models[number],
+            kind,
+            task.lr[number],
+            depth_lr_ratio=task.depth_lr_ratios[number],
+            **arguments,
+        )
+
+    def _averaged(self, member: Member) -> Any:
+        return nullcontext() if member.average is None else member.average.applied()
+
+    def _fail(self, member: Member, why: str) -> None:
+        member.alive, member.failure = False, why
+
+    def _row(self, member: Member) -> Row | None:
+        if not member.terms:
+            raise ValueError("the loader gave no batches")
+        # One host read for all the terms of the epoch.
+        terms = torch.stack(member.terms).view(-1, 3).double().mean(0).tolist()
+        if not all(math.isfinite(term) for term in terms):
+            seen = ", ".join(f"{n} = {v}" for n, v in zip(TERMS, terms, strict=True))
+            self._fail(
+                member,
+                f"the loss is not finite in epoch {self.epoch + 1}: {seen}. A lower learning "
+                "rate, gradient clipping or another initialisation usually helps.",
+            )
+            return None
+        model = member.model
+        row: Row = dict(zip(TERMS, terms, strict=True))
+        with self._averaged(member):
+            row["depth_mean"] = model.depth.mean()
+            row["max_depth"] = model.depth.max_depth()
+            row["num_layers"] = model.network.num_layers
+            row["lr"] = float(member.optimizer.param_groups[0]["lr"])
+            if member.scores.sets:
+                row |= member.scores(model, member.options.autocast)
+        return {"step": member.steps, **row}
+
+
+def optimizer_kind(given: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of an optimiser and its arguments from a class or a partial of one."""
+    if given is None:
+        return torch.optim.Adam, {}
+    if isinstance(given, partial) and not given.args:
+        return given.func, dict(given.keywords)  # type: ignore[return-value]
+    if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+        return given, {}
+    raise TypeError(
+        "optimizer must be a torch.optim class, a functools.partial of one with keywords, or an "
+        f"optimiser for the one model, got {given!r}"
+    )
+
+
+def _words(name: str) -> str:
+    return "validation" if name == "val" else name

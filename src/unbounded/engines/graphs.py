@@ -1,0 +1,275 @@
+"""Steps as CUDA graphs: one for each support, captured when it is first needed."""
+
+import copy
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unbounded import growth
+from unbounded.engines.base import Birth, TrainingTask, refuse
+from unbounded.engines.capture import Runner
+from unbounded.engines.eager import Eager, Member
+from unbounded.steps.batches import Batch
+from unbounded.steps.objective import Gradient
+from unbounded.steps.step import pieces
+
+
+class Graphs(Eager):
+    """The forward and backward pass of a step as one CUDA graph; the host only gives orders.
+
+    A graph is captured for each support (first and last depth) and batch shape, kept, and
+    replayed whenever λ comes back to it. The host learns λ `lag` steps late, from a copy that
+    travels beside the work, and so never waits for the device; in between q is exact but for its
+    truncation, which is that of the λ last seen. The optimiser's step and the schedule stay
+    outside of the graph: any of `torch.optim` works.
+
+    On a device without CUDA the same code runs without graphs, lag and all.
+
+    Args:
+        lag: by how many steps the support lags behind λ.
+        compiles: compile the layers, one by one (`Network.configure`). By default where they are
+            convolutional, on a CUDA device.
+        graphs: capture graphs; by default on a CUDA device.
+        tunes: let cuDNN time its convolutions and choose the fastest, when a shape is new. Two runs
+            may then choose differently and differ by rounding.
+    """
+
+    def __init__(
+        self,
+        *,
+        lag: int = 2,
+        compiles: bool | None = None,
+        graphs: bool | None = None,
+        tunes: bool = False,
+    ):
+        if lag < 0:
+            raise ValueError(f"lag must be at least 0, got {lag}")
+        self.lag, self.compiles, self.graphs, self.tunes = lag, compiles, graphs, tunes
+        self.capture_seconds = 0.0
+
+    def start(self, task: TrainingTask) -> None:
+        """Refuse what a graph cannot hold, and get ready to capture."""
+        options = task.options
+        if options.autocast is torch.float16:
+            raise refuse(self, "autocast=torch.float16", "use torch.bfloat16, or Eager()")
+        if options.drop_inactive:
+            raise refuse(self, "drop_inactive=True", "it keeps all layers; use Eager()")
+        super().start(task)
+        for member in self.members:
+            member.extra = _Captures(self, member)
+
+    def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
+        """Decide on the support, replay its graph, step the optimiser, send for λ."""
+        captures: _Captures = member.extra
+        model = member.model
+        if grow:
+            support = captures.support = captures.lagging.support()
+            change = growth.plan(model, support=support)
+            if change.changes:
+                growth.apply(change, model, member.optimizer)
+                if change.hidden:
+                    self.task.on_birth(member.number, Birth(change.hidden, member.steps))
+            rule = member.options.depth_rule
+            if rule is not None and rule.reserve(model, support[1]):
+                captures.forget()
+        entry = captures.run(batch)
+        if entry is not captures.current or entry.runs <= 2:
+            member.optimizer.zero_grad(set_to_none=True)
+            for parameter, grad in entry.grads:
+                parameter.grad = grad
+            captures.current = entry
+        if member.options.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), member.options.clip, foreach=True)
+        member.optimizer.step()
+        captures.lagging.send()
+        member.terms.extend(entry.terms.clone().unbind())
+
+    def _release(self, member: Member) -> None:
+        """Free the graphs."""
+        member.extra.release()
+
+
+class _Captures:
+    """The graphs of one model, and λ on its way to the host."""
+
+    def __init__(self, engine: Graphs, member: Member):
+        self.engine, self.member = engine, member
+        model = member.model
+        device = model.anchor.device
+        self.runner = Runner(device, engine.graphs)
+        self.entries: dict[tuple[Any, ...], _Entry] = {}
+        self.current: _Entry | None = None
+        self.lagging = _Lagging(model.depth, engine.lag)
+        self.support = (model.depth.first_depth(), model.depth.max_depth())
+        compiles = engine.compiles
+        if compiles is None:
+            convolves = any(p.dim() == 4 for p in model.network.parameters())
+            compiles = device.type == "cuda" and convolves
+        self.compiled_before = model.network.compiles
+        model.network.configure(compiles=compiles)
+
+    def run(self, batch: Batch) -> "_Entry":
+        """Replay the graph of this support and batch shape, or capture it."""
+        entry, engine = self._entry(batch), self.engine
+        if entry.runs < 2:
+            entry.prepare()
+        entry.fill(batch)
+        started = time.perf_counter() if entry.runs < 2 else 0.0
+        if entry.runs < 2 and engine.tunes:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+                self.runner(entry.name, entry.function)
+        else:
+            self.runner(entry.name, entry.function)
+        entry.runs += 1
+        if entry.runs <= 2 and self.runner.captures:
+            torch.cuda.synchronize(self.member.model.anchor.device)
+            engine.capture_seconds += time.perf_counter() - started
+        return entry
+
+    def forget(self) -> None:
+        """Let go of all graphs: tensors have moved."""
+        self.runner.clear()
+        self.entries.clear()
+        self.current = None
+
+    def release(self) -> None:
+        """Leave the model as it was found."""
+        self.member.model.network.configure(compiles=self.compiled_before)
+        self.member.model.zero_grad(set_to_none=True)
+        self.forget()
+
+    def state(self) -> dict[str, Tensor]:
+        """What is known of λ and what is under way, so that a resumed run sees the same."""
+        return {str(index): sent for index, sent in enumerate(self.lagging.pending())}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from `state`."""
+        pending = [tensors[str(index)] for index in range(len(tensors))]
+        self.lagging = _Lagging(self.member.model.depth, self.engine.lag, pending)
+
+    def _entry(self, batch: Batch) -> "_Entry":
+        key = (*self.support, tuple(batch.x.shape), batch.x.dtype, batch.weights is None)
+        if key not in self.entries:
+            self.entries[key] = _Entry(f"{key}", self.member, self.support, batch)
+        return self.entries[key]
+
+
+class _Entry:
+    """A step's forward and backward pass on tensors at fixed places."""
+
+    def __init__(self, name: str, member: Member, support: tuple[int, int], batch: Batch):
+        self.name, self.member, self.support = name, member, support
+        self.runs = 0
+        self.x, self.y = torch.empty_like(batch.x), torch.empty_like(batch.y)
+        self.weights = None if batch.weights is None else torch.empty_like(batch.weights)
+        self.terms = torch.zeros(0)
+        self.grads: list[tuple[nn.Parameter, Tensor]] = []
+        self._kept: list[Any] = []
+
+    def fill(self, batch: Batch) -> None:
+        """Put a batch where the graph will look for it."""
+        self.x.copy_(batch.x)
+        self.y.copy_(batch.y)
+        if self.weights is not None and batch.weights is not None:
+            self.weights.copy_(batch.weights)
+
+    def prepare(self) -> None:
+        """Have the caches filled: what they keep must not be made inside of a graph.
+
+        They know one support at a time, and λ may have been elsewhere since the last run.
+        """
+        model, (first, last) = self.member.model, self.support
+        model.network.active(last, first, cumulative_heads=model.cumulative_heads)
+        model.depth_log_prior(model.posterior_over(first, last))
+
+    def function(self) -> None:
+        """Terms, gradients and, with a rule, the new λ."""
+        member, model = self.member, self.member.model
+        options = member.options
+        parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = None
+        gradient = Gradient(
+            model,
+            float(member.data.num_data),
+            options,
+            call=member.call,
+            support=self.support,
+        )
+        for x, y, weights, share in pieces((self.x, self.y, self.weights), options.micro_batches):
+            gradient.add(x, y, weights, share)
+        gradient.finish()
+        if options.depth_rule is not None:
+            options.depth_rule.move(gradient)
+        self.terms = torch.stack(gradient.terms)
+        self.grads = [(p, p.grad) for p in parameters if p.grad is not None]
+        # Tensors from outside that the graph reads must outlive it, caches above all.
+        self._kept = [model.network._known, *_tensors(model), *_tensors(model.depth)]
+
+
+def _tensors(module: nn.Module) -> list[Any]:
+    """Tensors and tuples of tensors that a module keeps besides its parameters and buffers."""
+    return [value for value in vars(module).values() if isinstance(value, Tensor | tuple)]
+
+
+class _Lagging:
+    """A copy of the depth family on the host, `lag` steps behind the one on the device."""
+
+    def __init__(self, family: nn.Module, lag: int, pending: list[Tensor] | None = None):
+        self.lag = lag
+        self.parameters = [*family.parameters(), *family.buffers()]
+        self.shadow = copy.deepcopy(family).cpu()
+        self.shadows = [*self.shadow.parameters(), *self.shadow.buffers()]
+        self._cuda = bool(self.parameters) and self.parameters[0].is_cuda
+        self._sent: deque[tuple[list[Tensor], torch.cuda.Event | None]] = deque()
+        sizes = [p.numel() for p in self.parameters]
+        for index, flat in enumerate(pending or ()):  # of a checkpoint
+            pieces = flat.cpu().split(sizes)
+            values = [v.view(p.shape) for v, p in zip(pieces, self.shadows, strict=True)]
+            if index == 0:
+                self._show(values)
+            else:
+                self._sent.append((values, None))
+
+    def send(self) -> None:
+        """Have λ as it is now copied to the host, whenever the device comes to it."""
+        if not self.parameters:
+            return
+        with torch.no_grad():
+            if not self._cuda:
+                self._sent.append(([p.detach().clone() for p in self.parameters], None))
+                return
+            values = [torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in self.parameters]
+            for value, parameter in zip(values, self.parameters, strict=True):
+                value.copy_(parameter.detach(), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._sent.append((values, event))
+
+    def support(self) -> tuple[int, int]:
+        """First and last depth by λ as it was `lag` steps ago."""
+        while len(self._sent) > self.lag:
+            values, event = self._sent.popleft()
+            if event is not None:
+                event.synchronize()
+            self._show(values)
+        return self.shadow.first_depth(), self.shadow.max_depth()  # type: ignore[operator]
+
+    @torch.no_grad()
+    def _show(self, values: list[Tensor]) -> None:
+        for shadow, value in zip(self.shadows, values, strict=True):
+            shadow.copy_(value)
+
+    def pending(self) -> list[Tensor]:
+        """What is under way, flat: so that a resumed run sees the same λ at the same step."""
+        found = []
+        for values, event in self._sent:
+            if event is not None:
+                event.synchronize()
+            found.append(torch.cat([value.reshape(-1) for value in values]).clone())
+        if self.parameters:  # what the shadow has now comes first
+            found.insert(0, torch.cat([s.detach().reshape(-1) for s in self.shadows]).clone())
+        return found

@@ -1,0 +1,358 @@
+"""The engine for many models: when to look at depths, what to copy to the host, what to refuse."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unbounded import growth
+from unbounded.engines.base import Birth, Engine, Row, TrainingTask, refuse
+from unbounded.engines.capture import Runner
+from unbounded.engines.eager import optimizer_kind
+from unbounded.engines.stacked.computation import Computation
+from unbounded.engines.stacked.data import MemberData, MemberOrders, gather
+from unbounded.engines.stacked.optimizers import row_optimizer
+from unbounded.engines.stacked.posterior import DepthPosteriors, reach_order
+from unbounded.files import FileError
+from unbounded.layers.base import is_plain
+from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into
+from unbounded.model import UDN
+from unbounded.steps.batches import check_training_rows
+
+# λ may move this far (in softplus⁻¹) before the host looks at the depths again.
+_MOVEMENT = 0.5
+_WHOLE = ("step", "max_depth", "num_layers")
+
+
+class OutgrownError(RuntimeError):
+    """A support went beyond the allocated layers; nothing of that epoch can be used."""
+
+
+class Stacked(Engine):
+    """Many models of one architecture, trained in one step by batched operations.
+
+    Every model follows the mathematics of `Eager` as if it were alone: its own data, seed, λ,
+    support, learning rates and best epoch. Nothing is averaged or shared between models but the
+    kernels that they run in. Models of one architecture may differ in depth family, priors, seed and
+    weights so far. Their modules are read at the start and written at the end.
+
+    Args:
+        device: where to train; where the models are by default.
+        graphs: run as CUDA graphs; by default on a CUDA device.
+        spare: layers allocated beyond need, so that fewer births make new graphs; by default one
+            with graphs.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str | torch.device | None = None,
+        graphs: bool | None = None,
+        spare: int | None = None,
+    ):
+        self.device, self.graphs, self.spare = device, graphs, spare
+
+    def start(self, task: TrainingTask) -> None:
+        """Refuse what cannot be batched; stack all models."""
+        check_models(task.models)
+        self._refuse(task)
+        self.task = task
+        self.order, bounds = reach_order(task.models)
+        models = [task.models[index] for index in self.order]
+        device = models[0].anchor.device if self.device is None else torch.device(self.device)
+        self._runner = Runner(device, self.graphs)
+        self._spare = int(self._runner.captures) if self.spare is None else self.spare
+        data = self._gathered("training", task.data, models, device)
+        for y, size in zip(data.y, data.set_sizes, strict=True):
+            check_training_rows(models[0], y[:size], size, task.batch_size)
+        sets = {
+            name: self._gathered("validation" if name == "val" else name, each, models, device)
+            for name, each in task.sets.items()
+        }
+        seeds = [task.seeds[index] for index in self.order]
+        orders = MemberOrders(seeds, data.sizes, device)
+        optimizer = row_optimizer(*optimizer_kind(task.options.optimizer))
+        self.work = Computation(models, bounds, task, optimizer, data, orders, sets, device)
+        self._rates = torch.tensor([task.lr[i] for i in self.order], dtype=torch.float64)
+        ratios = [task.depth_lr_ratios[i] for i in self.order]
+        self._depth_rates = self._rates * torch.tensor(ratios, dtype=torch.float64)
+        self.num_steps = -(-data.size // task.batch_size)
+        self._alive = [True] * len(models)  # by the place in the stack, as of the last epoch
+        self._born = [model.network.num_layers for model in models]
+        self._failures: dict[int, str] = {}
+        self.epoch = 0
+        self._reach(first=True)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The epoch's learning rates, and each member's order of its rows."""
+        self.epoch, work = epoch, self.work
+        self._factors = self.task.options.factors(epoch)
+        work.rates[0].copy_(self._rates * self._factors[0])
+        work.rates[1].copy_(self._depth_rates * self._factors[1])
+        work.orders.send()
+        for tensor in (work.cursor, work.sums, work.taken):
+            tensor.zero_()
+        self._done, self._stride = 0, self._steps_between_looks(self._factors[1])
+
+    def step(self, grow: bool) -> bool:
+        """One step of all members; its support is always computed anew."""
+        if self._done == self.num_steps:
+            return False
+        if self._done and self._done % self._stride == 0:
+            self._reach()
+        tail = self.work.data.size % self.task.batch_size
+        self._done += 1
+        if tail and self._done == self.num_steps:
+            self._runner("tail", lambda: self.work.step(tail))
+        else:
+            self._runner("step", lambda: self.work.step(self.task.batch_size))
+        return True
+
+    def end_epoch(self) -> list[Row | None]:
+        """Scores of all members, with one host read for all."""
+        if not math.isfinite(self.work.optimizer.longest_step):
+            self._reach()  # the last step may have taken λ anywhere
+        self._runner("score", self.work.score)
+        self.work.orders.draw()  # while the device is busy
+        self.epoch += 1
+        self._reach()
+        table = self.work.state["row"].tolist()
+        return self._in_given_order([self._row(place, table[place]) for place in range(len(table))])
+
+    def keep_best(self, models: Sequence[int]) -> None:
+        """Copies on the device."""
+        chosen = torch.zeros(len(self.order), dtype=torch.bool)
+        chosen[[self.order.index(model) for model in models]] = True
+        self.work.better.copy_(chosen)
+        self._runner("keep", self.work.keep_best)
+
+    def stop(self, model: int) -> None:
+        """Its rows are no longer moved."""
+        place = self.order.index(model)
+        self._alive[place] = False
+        self.work.state["alive"][place] = False
+
+    def failures(self) -> dict[int, str]:
+        """By the step at which the loss was no number."""
+        return self._failures
+
+    def finish(self, best: bool) -> None:
+        """Write every member's best (or last) weights into its model."""
+        work = self.work
+        with_best = best and bool((work.state["best_born"] > 0).any())
+        source = "best" if with_best else work.source
+        born = work.state["best_born" if with_best else "born"].tolist()
+        values = [(block, getattr(block, source).cpu()) for block in work.blocks]
+        buffers = work.best_buffers if with_best else work.network.buffers()
+        buffers = {name: tensor.cpu() for name, tensor in buffers.items()}
+        for place, model in enumerate(work.models):
+            if with_best and not born[place]:
+                continue  # it never came to the end of an epoch: as it was
+            growth.resize(model, born[place])
+            for block, rows in values:
+                if block.members.start <= place < block.members.stop:
+                    _write(model, block, rows[:, place - block.members.start])
+            _write_buffers(model, place, buffers)
+        self._runner.clear()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All tensors of the computation, and the orders of rows."""
+        work = self.work
+        tensors = work.tensors()
+        tensors |= {f"orders.{name}": tensor for name, tensor in work.orders.state().items()}
+        plain = {
+            "depth": work.depth,
+            "drawn": work.orders.drawn,
+            "epoch": self.epoch,
+            "alive": self._alive,
+            "born": self._born,
+            "failures": sorted(self._failures.items()),
+        }
+        return plain, tensors
+
+    def load_state(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Allocate what was allocated, copy what was saved."""
+        work, depth = self.work, plain["depth"]
+        if not isinstance(depth, int) or not work.depth <= depth <= len(tensors) + 10_000:
+            raise FileError(f"it claims {depth!r} layers, {work.depth} are there already")
+        if depth > work.depth:
+            self._allocate(depth)
+        for name, tensor in work.tensors().items():
+            saved = tensors.get(name)
+            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                raise FileError(
+                    f"it does not fit these models: {name} should be {tuple(tensor.shape)}, "
+                    f"it is {None if saved is None else tuple(saved.shape)}"
+                )
+            tensor.copy_(saved)
+        orders = {key: tensors[f"orders.{key}"] for key in ("generators", "next")}
+        work.orders.load(orders, plain["drawn"])
+        self.epoch = plain["epoch"]
+        self._alive, self._born = list(plain["alive"]), list(plain["born"])
+        self._failures = {int(model): why for model, why in plain["failures"]}
+
+    # The rest -------------------------------------------------------------------------------
+
+    def _refuse(self, task: TrainingTask) -> None:
+        options = task.options
+        for name, used in (
+            ("autocast", options.autocast is not None),
+            ("depth_rule", options.depth_rule is not None),
+            ("drop_inactive", options.drop_inactive),
+            ("grow_every='epoch'", options.grow_every == "epoch"),
+            ("micro_batches", options.micro_batches > 1),
+            ("scheduler (schedule works)", options.scheduler is not None),
+            ("an optimiser that is built already", hasattr(options.optimizer, "param_groups")),
+        ):
+            if used:
+                raise refuse(self, name, "use Eager()")
+        if any(model is not call for model, call in zip(task.models, task.calls, strict=True)):
+            raise refuse(self, "torch.compile(model)", "use Eager()")
+        shares = task.models[0].network.shares_head or task.models[0].cumulative_heads
+        if options.equal_heads and shares:
+            raise ValueError("equal_heads needs heads that are used at one depth each")
+        for number, model in enumerate(task.models):
+            for name, module in model.network.named_modules():
+                if not is_plain(module, type(module)) or nn.utils.parametrize.is_parametrized(
+                    module
+                ):
+                    raise refuse(self, f"hooks, as model {number} has at {name}", "use Eager()")
+
+    def _gathered(
+        self, what: str, each: Sequence[Any], models: Sequence[UDN], device: torch.device
+    ) -> MemberData:
+        return gather([each[index] for index in self.order], models, what, device)
+
+    def _in_given_order(self, values: Sequence[Any]) -> list[Any]:
+        found: list[Any] = [None] * len(values)
+        for value, index in zip(values, self.order, strict=True):
+            found[index] = value
+        return found
+
+    def _row(self, place: int, values: list[float]) -> Row | None:
+        """One member's row, with what it says of births and failures taken out."""
+        if not self._alive[place]:
+            return None
+        row: Row = dict(zip(self.work.columns, values, strict=True))
+        for name in _WHOLE:
+            row[name] = int(row[name])
+        if failed := int(row.pop("failed")):
+            self._alive[place] = False
+            self._failures[self.order[place]] = (
+                f"the loss is not finite at step {failed}. A lower learning rate, gradient clipping "
+                "or another initialisation usually helps"
+            )
+            return None
+        likelihood = self.work.likelihood.likelihood
+        if likelihood.score_name != "log_score":
+            for name in self.task.sets:
+                column = f"{name}_{likelihood.score_name}"
+                row[column] = likelihood.finish_score(row[column])
+        if row["num_layers"] > self._born[place]:
+            steps = self.work.state["births"][place].tolist()
+            for depth in range(self._born[place] + 1, row["num_layers"] + 1):
+                birth = Birth(range(depth, depth + 1), int(steps[depth - 1]))
+                self.task.on_birth(self.order[place], birth)
+            self._born[place] = row["num_layers"]
+        rate = float(self._rates[place]) * self._factors[0]
+        scores = {name: row.pop(name) for name in list(row) if name not in _FIRST}
+        return {**row, "lr": rate, **scores}
+
+    def _steps_between_looks(self, factor: float) -> int:
+        """At least one, at most an epoch."""
+        if not self.work.depths.looks_ahead:
+            return 1
+        longest = float(self._depth_rates.max()) * factor
+        longest = longest * self.work.optimizer.longest_step if longest > 0 else 0.0
+        if longest * self.num_steps <= _MOVEMENT:
+            return self.num_steps
+        return max(1, int(_MOVEMENT / longest))
+
+    def _reach(self, first: bool = False) -> None:
+        """Allocate what the members can reach until the next look: a host read."""
+        work, longest = self.work, self.work.optimizer.longest_step
+        if math.isfinite(longest) and work.depths.looks_ahead:
+            factor = max(self.task.options.factors(e)[1] for e in (self.epoch, self.epoch + 1))
+            work.movement.copy_(
+                self._depth_rates * (factor * longest * self._steps_between_looks(factor))
+            )
+        if not first:
+            self._runner("look", work.look)
+            reach, outgrown = work.status.tolist()
+            if outgrown:
+                raise OutgrownError(
+                    f"a model needed more than the {work.depth} layers allocated in epoch "
+                    f"{self.epoch}: its λ moved further than the optimiser's bound"
+                )
+            if reach <= work.depth:
+                return
+        needed = work.depths.reach_exactly(work.movement)
+        if first:
+            needed = max(needed, *(m.network.num_layers for m in work.models), 1)
+        bounds = [math.inf if bound is None else bound for bound in work.bounds]
+        ceiling = max(max(bounds), needed)
+        self._allocate(int(min(needed + self._spare, ceiling)))
+
+    def _allocate(self, depth: int) -> None:
+        self.work.allocate(depth)
+        self._runner.clear()  # tensors have moved
+
+
+_FIRST = ("step", "expected_log_lik", "depth_kl", "weight_kl", *_WHOLE, "depth_mean")
+
+
+def check_models(models: Sequence[UDN]) -> None:
+    """A ValueError unless the models are of one architecture."""
+    first = models[0]
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("a model is in the list twice: each needs to be its own")
+    for index, model in enumerate(models):
+        for what, one, other in (
+            ("layers", _description(model.layers), _description(first.layers)),
+            ("likelihood", _description(model.likelihood), _description(first.likelihood)),
+            ("dtype", model.anchor.dtype, first.anchor.dtype),
+            ("cumulative_heads", model.cumulative_heads, first.cumulative_heads),
+        ):
+            if one != other:
+                raise ValueError(
+                    f"Stacked needs models of one architecture: model {index} has {what} {one}, "
+                    f"model 0 has {other}; use Eager()"
+                )
+
+
+def _description(part: Any) -> Any:
+    """What tells two architectures apart: kind and arguments, as far as they can be known."""
+    try:
+        return type(part).__name__, sorted(part.config().items(), key=str)
+    except NotImplementedError:
+        pass
+    if isinstance(part, nn.Module):  # a likelihood of the user's own
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
+        return type(part).__name__, sorted(plain.items()), Shape.of(part)
+    return type(part).__name__, sorted(vars(part).items(), key=str)  # equal callables and sizes
+
+
+@torch.no_grad()
+def _write(model: UDN, block: ParameterBlock, rows: Tensor) -> None:
+    """Give a model its rows `(rows, size)` of a block."""
+    if block.role == "depth":
+        DepthPosteriors.write(model, rows[0])
+    elif block.role == "likelihood":
+        unpack_into(model.likelihood, rows[0])
+    else:
+        container = model.network.hidden if block.role == "hidden" else model.network.heads
+        for depth, row in zip(block.depths, rows, strict=True):
+            if str(depth) in container:
+                unpack_into(container[str(depth)], row)
+
+
+@torch.no_grad()
+def _write_buffers(model: UDN, place: int, buffers: dict[str, Tensor]) -> None:
+    for name, tensor in buffers.items():
+        role, depth, rest = name.split(".", 2)
+        container = model.network.hidden if role == "hidden" else model.network.heads
+        own = dict(container[depth].named_buffers()) if depth in container else {}
+        if rest in own:
+            own[rest].copy_(tensor[place])

@@ -1,0 +1,178 @@
+"""The gradient of the loss −𝓛(q)/n on a batch of one model.
+
+The data's term and λ go through autograd. The gradient of the weights' term has a closed form
+under Gaussian priors, f·ν with a factor f for each layer and head, which is added at the end.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unbounded import elbo
+from unbounded.elbo import ElboTerms
+from unbounded.steps.options import StepOptions
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN, DepthPosterior
+
+SMALLEST_USE = 1e-20
+"""Heads and layers that are used more rarely learn more slowly even where paces are equal."""
+
+
+class Gradient:
+    """Terms and gradient of a batch, which `add` takes whole or in pieces; `finish` ends it.
+
+    Args:
+        model: with its layers born as far as its support.
+        num_data: n.
+        options: of the step.
+        call: what to call for Ω_ℓ(x); the model itself, or a compiled form of it.
+        support: first and last depth, where the caller knows them; else λ is asked.
+        scaler: a gradient scaler, for `torch.float16`.
+    """
+
+    def __init__(
+        self,
+        model: "UDN",
+        num_data: float,
+        options: StepOptions,
+        *,
+        call: Callable[..., Tensor] | None = None,
+        support: tuple[int, int] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ):
+        self.model, self.num_data, self.options = model, num_data, options
+        self.call = model if call is None else call
+        self.support, self.scaler = support, scaler
+        self.closed_form = scaler is None and model.weight_prior.precision is not None
+        self.posterior: DepthPosterior
+        self.terms: ElboTerms
+        self.log_lik: Tensor
+        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, detached."""
+        self.hidden_kl: Tensor
+        self.head_kl: Tensor
+        self._pieces = 0
+
+    @property
+    def loss(self) -> Tensor:
+        """−𝓛(q)/n of what was added so far, detached."""
+        return self.terms.loss(self.num_data)
+
+    def add(self, x: Tensor, y: Tensor, weights: Tensor | None, share: float = 1.0) -> None:
+        """Add the gradient of a part of the batch to `grad` of the active parameters.
+
+        Args:
+            x: inputs, `(rows, …)`.
+            y: targets, `(rows, …)`.
+            weights: how often each row counts, `(rows,)`.
+            share: which part of the batch's rows these are; the parts' shares sum to 1.
+        """
+        model = self.model
+        if self.support is None:
+            posterior = model.posterior()
+        else:
+            posterior = model.posterior_over(*self.support)
+        support = (posterior.first, posterior.last)
+        if self.options.autocast is None:
+            outputs = self.call(x, support)
+        else:
+            with torch.autocast(x.device.type, self.options.autocast):
+                outputs = self.call(x, support)
+        log_lik = model.likelihood.log_lik(outputs, y)
+        with torch.set_grad_enabled(not self.closed_form):
+            hidden_kl, head_kl = model.weight_kl(*support)
+        terms = elbo.elbo_terms(
+            posterior.log_q,
+            log_lik,
+            model.depth_log_prior(posterior),
+            hidden_kl,
+            head_kl,
+            self.num_data,
+            weights,
+            model.cumulative_heads,
+        )
+        loss = terms.loss(self.num_data)
+        if share != 1.0:
+            loss = loss * share
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self._note(posterior, terms, log_lik.detach(), weights, share)
+        self.hidden_kl, self.head_kl = hidden_kl.detach(), head_kl.detach()
+
+    def finish(self) -> None:
+        """The weights' term in closed form, and equal paces where they are wanted."""
+        with torch.no_grad():
+            if self.closed_form:
+                precision = self.model.weight_prior.precision
+                assert precision is not None
+                # The gradient of weight_kl/n on layer k is q(ℓ≥k) ν_k/(s² n), on head ℓ
+                # q(ℓ) ν_ℓ/(s² n).
+                grads, values, factors = self._paired(self._use_probs, slice(None))
+                if grads:
+                    scaled = torch._foreach_mul(factors, precision / self.num_data)
+                    torch._foreach_addcmul_(grads, values, scaled)
+            if self.options.equal_heads or self.options.equal_layers:
+                self._equal_paces()
+
+    def _note(
+        self,
+        posterior: "DepthPosterior",
+        terms: ElboTerms,
+        log_lik: Tensor,
+        weights: Tensor | None,
+        share: float,
+    ) -> None:
+        by_depth = log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
+        values = (*(term.detach() for term in terms), by_depth)
+        if share != 1.0:
+            values = tuple(value * share for value in values)
+        if self._pieces:
+            before = (*self.terms, self.log_lik)
+            values = tuple(a + b for a, b in zip(before, values, strict=True))
+        self.posterior, self.terms, self.log_lik = posterior, ElboTerms(*values[:3]), values[3]
+        self._pieces += 1
+
+    def _equal_paces(self) -> None:
+        """Divide the gradient of head ℓ by q(ℓ), that of layer k by q(ℓ≥k), or one of them."""
+        if self.posterior.log_q.shape[0] == 1:
+            return  # one depth has all the mass
+        hidden = self._active.num_hidden
+        start = 0 if self.options.equal_layers else hidden
+        stop = None if self.options.equal_heads else hidden
+        inverse = 1 / self._use_probs.clamp(min=SMALLEST_USE)
+        grads, _, factors = self._paired(inverse, slice(start, stop))
+        if grads:
+            torch._foreach_mul_(grads, factors)
+
+    @cached_property
+    def _active(self):  # type: ignore[no-untyped-def]
+        first, last, _ = self.posterior
+        cumulative = self.model.cumulative_heads
+        return self.model.network.active(last, first, cumulative_heads=cumulative)
+
+    @cached_property
+    def _use_probs(self) -> Tensor:
+        """With which probability each active parameter is used, `(parameters,)`."""
+        active, q = self._active, self.posterior.log_q.detach().exp()
+        last = self.posterior.last
+        parts = elbo.use_probs(q, last, active.num_modules - last, self.model.cumulative_heads)
+        return active.by_parameter(torch.cat(parts))
+
+    def _paired(
+        self, factors: Tensor, part: slice
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Gradients, parameters and factors of those active parameters that have a gradient.
+
+        Factors stay tensors, so that nothing is read by the host.
+        """
+        parameters = self._active.parameters[part]
+        each = factors.to(parameters[0].dtype).unbind()[part] if parameters else ()
+        found = [(p.grad, p, f) for p, f in zip(parameters, each, strict=True) if p.grad is not None]
+        grads, values, kept = (list(column) for column in zip(*found, strict=True)) if found else (
+            [],
+            [],
+            [],
+        )
+        return grads, values, kept  # type: ignore[return-value]

@@ -1,0 +1,78 @@
+"""Optimisers with one group each for hidden layers, heads and depth."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from unbounded.steps.options import DEPTH_LR_RATIO
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+
+def param_groups(
+    model: "UDN", lr: float, depth_lr_ratio: float = DEPTH_LR_RATIO, **options: Any
+) -> list[dict[str, Any]]:
+    """Up to three named groups for any `torch.optim` optimiser; `unbounded.growth` extends them.
+
+    The parameters of the likelihood (a learnt noise) go with the heads. The depth group has
+    no weight decay: decay would pull softplus⁻¹(λ) towards 0 and λ towards 0.69.
+
+    Args:
+        model: the model to train.
+        lr: rate of the weights.
+        depth_lr_ratio: rate of λ, as a multiple of `lr`.
+        options: further options of the hidden and head groups, such as `weight_decay`.
+    """
+    if not depth_lr_ratio >= 0:
+        raise ValueError(f"depth_lr_ratio must be at least 0, got {depth_lr_ratio}")
+    roles: dict[str, list[tuple[str, nn.Parameter]]] = {"hidden": [], "heads": [], "depth": []}
+    for name, parameter in model.named_parameters():
+        if name.startswith("network.hidden."):
+            roles["hidden"].append((name, parameter))
+        elif name.startswith("depth."):
+            roles["depth"].append((name, parameter))
+        else:
+            roles["heads"].append((name, parameter))
+    # A group without parameters (heads that are the identity) would have no names, and torch wants
+    # all groups to have them or none.
+    groups: list[dict[str, Any]] = [
+        {"role": role, "params": roles[role], "lr": lr, **options}
+        for role in ("hidden", "heads")
+        if roles[role]
+    ]
+    if roles["depth"]:  # a fixed depth has nothing to learn
+        groups.append(
+            {"role": "depth", "params": roles["depth"], "lr": lr * depth_lr_ratio}
+            | {"weight_decay": 0.0}
+        )
+    return groups
+
+
+def make_optimizer(
+    model: "UDN",
+    kind: type[torch.optim.Optimizer] = torch.optim.Adam,
+    lr: float = 0.005,
+    *,
+    depth_lr_ratio: float = DEPTH_LR_RATIO,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Any `torch.optim` optimiser over `param_groups`.
+
+    Args:
+        model: the model to train.
+        kind: the optimiser's class.
+        lr: rate of the weights.
+        depth_lr_ratio: rate of λ, as a multiple of `lr`.
+        options: passed to the optimiser, such as `momentum` or `weight_decay`.
+    """
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+    if "fused" not in options and kind in (torch.optim.Adam, torch.optim.AdamW):
+        options["fused"] = True  # one kernel a group instead of a dozen a parameter
+    groups = param_groups(model, lr, depth_lr_ratio)
+    if "weight_decay" not in kind.__init__.__code__.co_varnames:
+        for group in groups:
+            group.pop("weight_decay", None)
+    return kind(groups, lr=lr, **options)  # type: ignore[call-arg]

@@ -1,0 +1,99 @@
+"""Scores of a model on data, with one host read for all sets."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unbounded.likelihoods import Likelihood
+from unbounded.predictive import evaluating
+from unbounded.steps.batches import ArrayBatches, Batch, Batches
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+Sets = Mapping[str, Batches]
+
+
+class SetScores:
+    """NAME_SCORE and NAME_log_score for each set: the likelihood's score and the mean log score.
+
+    Rows count as often as their weights say, where a set has weights. Small sets are put together
+    once and scored in one pass. Never creates a layer; the model's mode is left as it was.
+    """
+
+    def __init__(self, sets: Sets):
+        self.sets = dict(sets)
+        arrays = {name: data for name, data in sets.items() if isinstance(data, ArrayBatches)}
+        self._joint: Batch | None = None
+        self._sizes = {name: data.num_data for name, data in arrays.items()}
+        alike = {(d.x.shape[1:], d.y.shape[1:], d.x.dtype, d.y.dtype) for d in arrays.values()}
+        few = sum(self._sizes.values()) <= min((d.batch_size for d in arrays.values()), default=0)
+        unweighted = all(data.weights is None for data in arrays.values())
+        if len(arrays) > 1 and len(alike) == 1 and few and unweighted:
+            self._joint = Batch(
+                torch.cat([data.x for data in arrays.values()]),
+                torch.cat([data.y for data in arrays.values()]),
+                None,
+            )
+
+    def __call__(self, model: "UDN", autocast: torch.dtype | None = None) -> dict[str, float]:
+        """The scores of all sets."""
+        likelihood = model.likelihood
+        sums: dict[str, Tensor] = {}
+        with evaluating(model), torch.inference_mode():
+            log_q = model.depth_log_probs()
+            for sizes, (x, y, weights) in self._passes():
+                if autocast is None:
+                    outputs = model(x)
+                else:
+                    with torch.autocast(x.device.type, autocast):
+                        outputs = model(x)
+                    outputs = outputs.float()
+                score, log_prob = row_scores(likelihood, outputs, log_q, y)
+                count = torch.ones_like(log_prob) if weights is None else weights
+                rows = torch.stack([score, log_prob, count])
+                if weights is not None:
+                    rows[:2] *= weights
+                for name, part in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
+                    total = part.sum(1, dtype=torch.float64)  # double, so that counts are exact
+                    sums[name] = sums[name] + total if name in sums else total
+            values = torch.stack([sums[name] for name in self.sets]).tolist() if sums else []
+        result: dict[str, float] = {}
+        for name, (score_sum, log_score, count_sum) in zip(self.sets, values, strict=True):
+            if likelihood.score_name != "log_score":
+                mean = likelihood.finish_score(score_sum / count_sum)
+                result[f"{name}_{likelihood.score_name}"] = mean
+            result[f"{name}_log_score"] = log_score / count_sum
+        return result
+
+    def _passes(self) -> Iterator[tuple[dict[str, int], Batch]]:
+        """Batches, each with the names and sizes of the sets that it holds one after another."""
+        if self._joint is not None:
+            yield self._sizes, self._joint
+        for name, data in self.sets.items():
+            if self._joint is None or name not in self._sizes:
+                for batch in data:
+                    yield {name: batch.y.shape[0]}, batch
+
+
+def row_scores(
+    likelihood: Likelihood, outputs: Tensor, log_q: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The score (before `finish_score`) and the log score of each row, `(batch,)` each.
+
+    Args:
+        likelihood: p(y; Ω).
+        outputs: Ω_ℓ(x), `(depth, batch, *event)`.
+        log_q: log q(ℓ), `(depth,)`.
+        y: targets, `(batch, …)`.
+    """
+    prediction = likelihood.predict(outputs, log_q)
+    log_prob = prediction.log_prob(y)
+    return likelihood.score(prediction, y).to(log_prob.dtype), log_prob
+
+
+def score(model: "UDN", sets: Sets, autocast: torch.dtype | None = None) -> dict[str, float]:
+    """The scores of a model on sets, once; see `SetScores`."""
+    return SetScores(sets)(model, autocast)

@@ -1,0 +1,143 @@
+"""One step of dynamic variational inference (the body of the paper's Algorithm 1)."""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unbounded import growth
+from unbounded.elbo import ElboTerms
+from unbounded.steps.objective import Gradient
+from unbounded.steps.options import StepOptions
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+
+class NonFiniteError(FloatingPointError):
+    """The loss is no longer a number; says at which step and in which term."""
+
+
+class StepInfo(NamedTuple):
+    """What a step saw, before it moved the parameters."""
+
+    terms: ElboTerms  # detached, in nats for the whole data set
+    loss: float  # −elbo / n
+    growth: growth.GrowthPlan  # which layers were born or dropped before it
+
+
+def step(
+    model: "UDN",
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    num_data: float,
+    *,
+    weights: Tensor | None = None,
+    grow: bool = True,
+    scaler: torch.amp.GradScaler | None = None,
+    at: str = "",
+    **options: Any,
+) -> StepInfo:
+    """Grow to the support of q(ℓ; λ), evaluate the objective on a batch, move active parameters.
+
+    Parameters of depths outside the support get no gradient (`grad is None`), so no optimiser
+    moves them or their state.
+
+    Args:
+        model: in training mode, on its device; or `torch.compile(model)`.
+        optimizer: any of `torch.optim`, over `param_groups(model)` or groups of your own.
+        x: inputs, `(batch, …)`, on the model's device.
+        y: targets in the form that the likelihood takes, `(batch, …)`.
+        num_data: n, the size of the data set.
+        weights: how often each row counts, `(batch,)`.
+        grow: compute the support first; False leaves it as the last step did.
+        scaler: a gradient scaler, for `torch.float16`.
+        at: where in training this is, for error messages.
+        options: the fields of `StepOptions`: clip, autocast, micro_batches, …
+
+    Raises:
+        NonFiniteError: if the loss is NaN or infinite; nothing has been moved then.
+    """
+    return step_with(
+        StepOptions(**options), model, optimizer, (x, y, weights), num_data, grow, scaler, at
+    )
+
+
+def step_with(
+    options: StepOptions,
+    model: "UDN",
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Tensor, Tensor, Tensor | None],
+    num_data: float,
+    grow: bool,
+    scaler: torch.amp.GradScaler | None,
+    at: str,
+) -> StepInfo:
+    """`step` with its options as a record, for who has checked them already."""
+    inner = uncompiled(model)
+    change = _NOTHING
+    if grow:
+        change = growth.plan(inner, drop_inactive=options.drop_inactive)
+        if change.changes:
+            growth.apply(change, inner, optimizer)
+    for group in optimizer.param_groups:  # as zero_grad does, at a quarter of its price
+        for parameter in group["params"]:
+            parameter.grad = None
+    gradient = Gradient(inner, num_data, options, call=model, scaler=scaler)
+    for x, y, weights, share in pieces(batch, options.micro_batches):
+        gradient.add(x, y, weights, share)
+    value = gradient.loss.item()
+    if not math.isfinite(value):
+        inner.zero_grad(set_to_none=True)
+        raise NonFiniteError(_explain(gradient.terms, at))
+    gradient.finish()
+    if options.depth_rule is not None:
+        options.depth_rule.reserve(inner, gradient.posterior.last)
+        options.depth_rule.move(gradient)
+    if scaler is not None and options.clip is not None:
+        scaler.unscale_(optimizer)
+    if options.clip is not None:
+        torch.nn.utils.clip_grad_norm_(inner.parameters(), options.clip)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    return StepInfo(gradient.terms, value, change)
+
+
+def uncompiled(model: Any) -> "UDN":
+    """The model inside of `torch.compile(model)`; a model as it is passes through."""
+    return getattr(model, "_orig_mod", model)  # type: ignore[no-any-return]
+
+
+def pieces(
+    batch: tuple[Tensor, Tensor, Tensor | None], count: int
+) -> list[tuple[Tensor, Tensor, Tensor | None, float]]:
+    """A batch in `count` parts as equal as can be, each with its share of the rows."""
+    x, y, weights = batch
+    rows = x.shape[0]
+    if count == 1:
+        return [(x, y, weights, 1.0)]
+    parts = [p for p in torch.arange(rows).tensor_split(count) if len(p)]
+    found = []
+    for part in parts:
+        at = slice(int(part[0]), int(part[-1]) + 1)
+        own = None if weights is None else weights[at]
+        found.append((x[at], y[at], own, len(part) / rows))
+    return found
+
+
+_NOTHING = growth.GrowthPlan(range(0), range(0))
+
+
+def _explain(terms: ElboTerms, at: str) -> str:
+    values = {name: term.item() for name, term in terms._asdict().items()}
+    bad = [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]
+    what = ", ".join(bad) or f"the sum of the terms overflows: {values}"
+    return (
+        f"the loss is not finite{at}: {what}. A lower learning rate, gradient clipping "
+        "or another initialisation usually helps; the data were checked before training."
+    )

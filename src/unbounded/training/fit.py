@@ -1,0 +1,220 @@
+"""`fit`: the one way to train, for one model and for many."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from unbounded.engines import Eager, Engine, Graphs, Stacked
+from unbounded.engines.base import Birth, TrainingTask
+from unbounded.model import UDN
+from unbounded.steps.images import ImageData
+from unbounded.steps.options import FitOptions
+from unbounded.steps.step import uncompiled
+from unbounded.training.callbacks import Callback
+from unbounded.training.trainer import FitResult, Trainer
+
+T = TypeVar("T")
+
+
+@overload
+def fit(model: UDN, x: Any, y: Any = None, **arguments: Any) -> FitResult: ...
+@overload
+def fit(model: Sequence[UDN], x: Any, y: Any = None, **arguments: Any) -> list[FitResult]: ...
+def fit(
+    model: UDN | Sequence[UDN],
+    x: Any,
+    y: Any = None,
+    *,
+    validation: Any = None,
+    weights: Any = None,
+    monitor: Mapping[str, Any] | None = None,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float | Sequence[float] = 0.005,
+    patience: int | None = None,
+    engine: Engine | None = None,
+    callbacks: Iterable[Callback] = (),
+    progress: bool | None = None,
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    seed: int | Sequence[int] | None = None,
+    **options: Any,
+) -> FitResult | list[FitResult]:
+    """Train a model, or many of one architecture, by dynamic variational inference (Algorithm 1).
+
+    Main args:
+        model: trained in place, on its device; or a list of models, each as if it were alone.
+        x: inputs `(rows, …)` as a tensor, array or frame, with `y`; or (x, y), `ImageData`, or a
+            DataLoader of (x, y) pairs. A list has one of these for each of several models.
+        y: targets `(rows, …)`; only with inputs alone.
+        validation: (x, y), `ImageData` or a DataLoader, or a list with one for each of several
+            models. With it the best epoch is restored at the end.
+        weights: how often each training row counts, `(rows,)`.
+        monitor: further sets to score every epoch, such as {"test": (x, y)}.
+        epochs: how many passes over the data, in all (a resumed run counts its earlier ones).
+        batch_size: rows a step.
+        lr: learning rate of the weights; a list has one for each model.
+        patience: stop after this many epochs without a better validation score.
+
+    Other args:
+        engine: how steps are carried out: `Eager()`, `Graphs()` (CUDA graphs) or `Stacked()` (many
+            models as one computation), of `unbounded.engines`. By default `Stacked` for several
+            models, `Graphs` for `ImageData` on a CUDA device, else `Eager`.
+        callbacks: objects with the hooks of `Callback`.
+        progress: show a progress bar; by default if standard error is a terminal.
+        checkpoint: a file to write after epochs, atomically.
+        resume: go on from `checkpoint` if it exists: bit for bit, on a CPU.
+        seed: of the shuffling; the model's seed by default. A list has one for each model.
+        options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
+
+    Returns:
+        The history and how training ended, a list of these for a list of models. Ctrl-C ends it
+        after the step and keeps the best epoch.
+
+    Raises:
+        ValueError: on data or arguments that cannot work, before any training.
+        NonFiniteError: if the loss of a lone model stops being a number; the best epoch is
+            restored. Of several models such a one has `stopped == "diverged"`.
+    """
+    lone = not isinstance(model, list | tuple)
+    models = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
+    data = x if y is None else (x, y) if weights is None else (x, y, weights)
+    if weights is not None and y is None:
+        raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
+    _check_run(epochs, checkpoint, resume)
+    settings = FitOptions.of(options)
+    sets = {} if validation is None else {"val": validation}
+    for name, extra in (monitor or {}).items():
+        if name == "val":
+            raise ValueError("monitor: the name 'val' is taken by the validation set")
+        sets[name] = extra
+    build = partial(
+        _task,
+        data=data,
+        sets=sets,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        options=settings,
+        lone=lone,
+    )
+    results: list[FitResult | None] = [None] * len(models)
+    parts = _chunks(models, settings.chunk)
+    for number, part in enumerate(parts):
+        trainer = Trainer(
+            [uncompiled(models[index]) for index in part],
+            partial(build, models, part),
+            _default_engine(models, data) if engine is None else engine,
+            lone=lone,
+            patience=patience,
+            callbacks=callbacks,
+        )
+        found = trainer.run(
+            int(epochs),
+            progress=progress,
+            checkpoint=_numbered(checkpoint, number, len(parts)),
+            resume=resume,
+        )
+        for index, result in zip(part, found, strict=True):
+            results[index] = result
+    finished = [result for result in results if result is not None]
+    return finished[0] if lone else finished
+
+
+def _task(
+    models: Sequence[UDN],
+    part: Sequence[int],
+    on_birth: Callable[[int, Birth], None],
+    *,
+    data: Any,
+    sets: dict[str, Any],
+    batch_size: int,
+    lr: float | Sequence[float],
+    seed: int | Sequence[int] | None,
+    options: FitOptions,
+    lone: bool,
+) -> TrainingTask:
+    """What an engine is to do with some of the models."""
+
+    def picked(values: Sequence[T]) -> list[T]:
+        return [values[index] for index in part]
+
+    def each(what: str, value: Any) -> list[Any]:
+        if lone or not isinstance(value, list):
+            return [value] * len(part)
+        if len(value) != len(models):
+            raise ValueError(
+                f"{what}: there are {len(value)} sets for {len(models)} models; "
+                "give one tuple for all, or a list with one for each"
+            )
+        return picked(value)
+
+    def numbers(what: str, value: Any) -> list[Any]:
+        if not isinstance(value, list | tuple | range):
+            return [value] * len(part)
+        if len(value) != len(models):
+            raise ValueError(f"there are {len(value)} values of {what} for {len(models)} models")
+        return picked(value)
+
+    rates = [float(rate) for rate in numbers("lr", lr)]
+    ratios = [float(ratio) for ratio in numbers("depth_lr_ratio", options.depth_lr_ratio)]
+    if not all(rate > 0 for rate in rates):
+        raise ValueError(f"lr must be positive, got {min(rates)}")
+    if not all(ratio >= 0 for ratio in ratios):
+        raise ValueError(f"depth_lr_ratio must be at least 0, got {min(ratios)}")
+    chosen = picked(models)
+    seeds = [uncompiled(m).seed for m in chosen] if seed is None else numbers("seed", seed)
+    return TrainingTask(
+        [uncompiled(model) for model in chosen],
+        chosen,
+        each("training data", data),
+        {name: each(_data_of(name), value) for name, value in sets.items()},
+        batch_size,
+        seeds,
+        rates,
+        ratios,
+        options,
+        on_birth,
+    )
+
+
+def _data_of(name: str) -> str:
+    return "validation data" if name == "val" else f"{name} data"
+
+
+def _default_engine(models: Sequence[UDN], data: Any) -> Engine:
+    if len(models) > 1:
+        return Stacked()
+    if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
+        return Graphs()
+    return Eager()
+
+
+def _check_run(epochs: int, checkpoint: str | Path | None, resume: bool) -> None:
+    if int(epochs) != epochs or epochs < 1:
+        raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
+    if resume and checkpoint is None:
+        raise ValueError("resume needs the path of a checkpoint")
+    if checkpoint is not None and not Path(checkpoint).parent.is_dir():
+        raise ValueError(f"checkpoint: the folder {Path(checkpoint).parent} does not exist")
+
+
+def _chunks(models: Sequence[UDN], size: int | None) -> list[list[int]]:
+    """Which models train together: those of similar reach, so that none waits for deep ones."""
+    if not models:
+        raise ValueError("fit needs at least one model")
+    order = list(range(len(models)))
+    if size is None or size >= len(models):
+        return [order]
+    bounds = [uncompiled(model).depth.bound for model in models]
+    order.sort(key=lambda index: -float("inf") if bounds[index] is None else -bounds[index])  # type: ignore[operator]
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def _numbered(path: str | Path | None, number: int, count: int) -> Path | None:
+    """The checkpoint of one chunk."""
+    if path is None or count == 1:
+        return None if path is None else Path(path)
+    path = Path(path)
+    return path.with_name(f"{path.stem}-{number + 1}of{count}{path.suffix}")

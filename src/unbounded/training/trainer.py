@@ -1,0 +1,342 @@
+"""The loop around the steps: epochs, validation, the best epoch, patience, history, checkpoints."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unbounded.engines import Engine
+from unbounded.engines.base import Birth, Row, TrainingTask
+from unbounded.model import UDN
+from unbounded.steps.depth_rules import DepthRule
+from unbounded.steps.options import FitOptions
+from unbounded.steps.step import NonFiniteError
+from unbounded.training import checkpoint as checkpoints
+from unbounded.training.callbacks import Callback
+from unbounded.training.history import History
+from unbounded.training.progress import Progress
+
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+
+@dataclass
+class BestEpoch:
+    """The best epoch so far."""
+
+    epoch: int
+    key: tuple[float, float]  # (score, log score), both so that larger is better
+    row: Row
+
+
+@dataclass
+class Progressing:
+    """Where one model stands."""
+
+    model: UDN
+    history: History = field(default_factory=History)
+    best: BestEpoch | None = None
+    bad_epochs: int = 0
+    epochs: int = 0
+    row: Row = field(default_factory=dict)  # the latest, in the history or not
+    stopped: str = ""  # why it trains no more
+
+
+@dataclass
+class FitResult:
+    """How the training of a model ended."""
+
+    history: History
+    best_epoch: int
+    """The epoch whose weights the model now has."""
+    best_score: float | None
+    """Its validation score, if there was a validation set."""
+    best_row: Row
+    """The history's row of that epoch, kept even where the history is thinned out."""
+    stopped: str
+    """Why it ended: "epochs", "patience", "interrupted", "callback" or "diverged"."""
+    seconds: float
+    optimizer: Any
+    """The optimiser, where the model had one of its own."""
+
+
+class Trainer:
+    """A run of `fit`; what callbacks and checkpoints see.
+
+    Attributes:
+        models: in training; `model` is the first of them.
+        members: where each of them stands.
+        epoch: how many are done.
+        member: the model that `on_birth` is about, counted from 0.
+        rows: this epoch's row of each model, None for those that train no more.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[UDN],
+        task: Any,
+        engine: Engine,
+        *,
+        lone: bool,
+        patience: int | None,
+        callbacks: Iterable[Callback],
+    ):
+        self.lone, self.engine, self.patience = lone, engine, patience
+        self.members = [Progressing(model) for model in models]
+        self.callbacks = list(callbacks)
+        self.epoch, self.seconds, self.member = 0, 0.0, 0
+        self.rows: list[Row | None] = [None] * len(models)
+        self.stopping = False
+        self.task: TrainingTask = task(self._born)
+        self.options: FitOptions = self.task.options
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience must be at least 1, got {patience}")
+        if patience is not None and not self.task.validates:
+            raise ValueError("patience needs a validation set")
+        engine.start(self.task)
+
+    @property
+    def models(self) -> list[UDN]:
+        """The models in training."""
+        return [member.model for member in self.members]
+
+    @property
+    def model(self) -> UDN:
+        """The model, or the first of several."""
+        return self.members[0].model
+
+    @property
+    def history(self) -> History:
+        """The history of the model, or of the first of several."""
+        return self.members[0].history
+
+    @property
+    def step(self) -> int:
+        """Steps taken by the model, or by the first of several, until the last epoch's end."""
+        return int(self.members[0].row.get("step", 0))
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimiser of the model, or of the first of several."""
+        return self.engine.optimizer(0)
+
+    @property
+    def depth_rule(self) -> DepthRule | None:
+        """What moves λ, if not the optimiser."""
+        return self.options.depth_rule
+
+    def stop(self) -> None:
+        """Ask for an end after this epoch; for callbacks."""
+        self.stopping = True
+
+    def run(
+        self,
+        epochs: int,
+        *,
+        progress: bool | None,
+        checkpoint: str | Path | None,
+        resume: bool,
+    ) -> list[FitResult]:
+        """Train until `epochs` passes are done or something ends it earlier."""
+        if resume and checkpoint is not None and Path(checkpoint).exists():
+            checkpoints.load(self, checkpoint)
+        show = sys.stderr.isatty() if progress is None else progress
+        bar = Progress(epochs, self.epoch, self.model.likelihood.score_name, show)
+        modes = [model.training for model in self.models]
+        writer = _Writer(self, checkpoint)
+        try:
+            with _deferred_interrupt() as interrupted:
+                ended = self._epochs(epochs, writer, bar, interrupted)
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        except BaseException:
+            self._finish(modes)
+            raise
+        finally:
+            bar.close()
+        self._finish(modes)
+        if ended == "interrupted" and show:
+            best = self.members[0].best
+            kept = "the last weights" if best is None else f"epoch {best.epoch}"
+            print(f"stopped by Ctrl-C in epoch {self.epoch + 1}; kept {kept}", file=sys.stderr)
+        for callback in self.callbacks:
+            callback.on_fit_end(self)
+        return [self._result(number, ended) for number in range(len(self.members))]
+
+    def _epochs(
+        self, epochs: int, writer: "_Writer", bar: Progress, interrupted: threading.Event
+    ) -> str:
+        for callback in self.callbacks:
+            callback.on_fit_start(self)
+        while self.epoch < epochs and not all(member.stopped for member in self.members):
+            if not self._epoch(epochs, interrupted):
+                return "interrupted"
+            ends = self.epoch == epochs or all(member.stopped for member in self.members)
+            writer.maybe(ends or interrupted.is_set())
+            for callback in self.callbacks:
+                callback.on_epoch_end(self, self._mean_row())
+            bar.update(self._mean_row())
+            if self.stopping:
+                writer.write()
+                return "callback"
+            if interrupted.is_set():
+                return "interrupted"
+        return "epochs"
+
+    def _epoch(self, epochs: int, interrupted: threading.Event) -> bool:
+        """One pass over the data; False if it was interrupted on the way."""
+        start = time.perf_counter()
+        self.engine.begin_epoch(self.epoch)
+        each_step = self.options.grow_every == "step"
+        first = True
+        while self.engine.step(each_step or first):
+            first = False
+            if interrupted.is_set():
+                return False
+        self.rows = self.engine.end_epoch()
+        self.epoch += 1
+        self.seconds += time.perf_counter() - start
+        self._note_failures()
+        better = []
+        for number, (member, found) in enumerate(zip(self.members, self.rows, strict=True)):
+            if found is None:
+                continue
+            row = self.rows[number] = self._completed(found)
+            member.epochs, member.row = self.epoch, row
+            if self.task.validates and self._improves(member, row):
+                better.append(number)
+            if self.patience is not None and member.bad_epochs >= self.patience:
+                member.stopped = "patience"
+                self.engine.stop(number)
+            if self.epoch % self.options.history_every == 0 or self.epoch == epochs:
+                member.history.rows.append(row)
+            score = row.get(f"val_{member.model.likelihood.score_name}", -row["elbo"])
+            self.engine.step_schedulers(number, score)
+        if better:
+            self.engine.keep_best(better)
+        return True
+
+    def _completed(self, found: Row) -> Row:
+        """An engine's columns with those that are the same for all engines, in their order."""
+        terms = found["expected_log_lik"], found["depth_kl"], found["weight_kl"]
+        start = {"epoch": self.epoch, "step": found["step"], "seconds": self.seconds}
+        return {**start, "elbo": terms[0] - terms[1] - terms[2], **found}
+
+    def _improves(self, member: Progressing, row: Row) -> bool:
+        likelihood = member.model.likelihood
+        log_score = row["val_log_score"]
+        score = row[f"val_{likelihood.score_name}"]
+        if self.options.select == "log_score":
+            score = log_score
+        elif not likelihood.higher_is_better:
+            score = -score
+        if member.best is not None and (score, log_score) <= member.best.key:
+            member.bad_epochs += 1
+            return False
+        member.best, member.bad_epochs = BestEpoch(self.epoch, (score, log_score), row), 0
+        return True
+
+    def _note_failures(self) -> None:
+        for number, why in self.engine.failures().items():
+            if self.lone:
+                raise NonFiniteError(why)
+            self.members[number].stopped = "diverged"
+
+    def _mean_row(self) -> Row:
+        """This epoch's row, or the mean over the models that have one."""
+        rows = [row for row in self.rows if row is not None]
+        if len(rows) == 1:
+            return rows[0]
+        if not rows:
+            return self.members[0].row
+        return {
+            name: sum(row[name] for row in rows) / len(rows)
+            if isinstance(value, float)
+            else max(row[name] for row in rows)
+            for name, value in rows[0].items()
+        }
+
+    def _born(self, number: int, birth: Birth) -> None:
+        for depth in birth.depths:
+            self.members[number].history.births.append(
+                {"step": birth.step, "epoch": self.epoch + 1, "depth": depth}
+            )
+        self.member = number
+        for callback in self.callbacks:
+            callback.on_birth(self, birth.depths)
+
+    def _finish(self, modes: list[bool]) -> None:
+        self.engine.finish(self.task.validates)
+        for model, mode in zip(self.models, modes, strict=True):
+            model.train(mode)
+
+    def _result(self, number: int, ended: str) -> FitResult:
+        member = self.members[number]
+        best, likelihood = member.best, member.model.likelihood
+        score = None
+        if best is not None:
+            better = self.options.select == "log_score" or likelihood.higher_is_better
+            score = best.key[0] if better else -best.key[0]
+        return FitResult(
+            member.history,
+            member.epochs if best is None else best.epoch,
+            score,
+            member.row if best is None else best.row,
+            member.stopped or ended,
+            self.seconds,
+            self.engine.optimizer(number),
+        )
+
+
+class _Writer:
+    """Writes checkpoints when it is time."""
+
+    def __init__(self, trainer: Trainer, path: str | Path | None):
+        self.trainer, self.path = trainer, path
+        self.last, self.pause = time.monotonic(), SECONDS_BETWEEN_CHECKPOINTS
+
+    def maybe(self, ends: bool) -> None:
+        """Write if the run ends here, or if the last checkpoint is old enough."""
+        every = self.trainer.options.checkpoint_every
+        if every is None:
+            due = time.monotonic() - self.last > self.pause
+        else:
+            due = self.trainer.epoch % every == 0
+        if ends or due:
+            self.write()
+
+    def write(self) -> None:
+        """Write now."""
+        if self.path is None:
+            return
+        begun = time.monotonic()
+        checkpoints.save(self.trainer, self.path)
+        self.last = time.monotonic()
+        # Saving a large network often would take a share of the training's time.
+        self.pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self.last - begun))
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Ctrl-C asks for an end after the step; a second one ends at once."""
+    asked = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or before is not signal.default_int_handler:  # somebody else sees to it
+        yield asked
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
