@@ -52,7 +52,7 @@ def spiral_epoch() -> Figure:
         options=FitOptions(depth_lr_ratio=0.0),  # the depth stays at 6 for both
         lone=True,
     )
-    trainer = Trainer([model], task, Eager(), lone=True, patience=None, callbacks=())
+    trainer = Trainer(task, Eager(), lone=True, patience=None, callbacks=())
     never = threading.Event()
 
     def ours() -> None:

@@ -152,5 +152,5 @@ def test_refusals(tmp_path):
     with pytest.raises(FileError, match="not a complete safetensors file"):
         ub.fit(classifier(), x, y, resume=True, **options)
     ub.save(classifier(), path)
-    with pytest.raises(FileError, match="not a checkpoint of this library"):
+    with pytest.raises(FileError, match="has the format 'unbounded-model-1', this version reads"):
         ub.fit(classifier(), x, y, resume=True, **options)

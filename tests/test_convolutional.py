@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import unbounded as ub
 from helpers import same, state
-from unbounded.layers.convolutional import Bottleneck, PooledLinear, Stem, pooled
+from unbounded.layers.convolutional import Bottleneck, Pointwise, PooledLinear, Stem, pooled
 from unbounded.network import LayerError
 
 
@@ -22,12 +22,12 @@ def images(rows=6, size=8):
     return torch.randn(rows, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_paper_s_places():
+def test_the_paper_s_shapes():
     layers = ub.ResidualConv(3, 10)
-    assert layers.place(1) == (3, 0, 64, 1)
-    assert [layers.place(d).inner for d in range(2, 13)] == [64] * 3 + [128] * 5 + [256] * 3
-    assert [d for d in range(1, 40) if layers.place(d).stride == 2] == [2, 5, 10]
-    assert layers.place(1_000_000) == (1024, 256, 1024, 1)
+    assert layers.shape(1) == (3, 0, 64, 1)
+    assert [layers.shape(d).inner for d in range(2, 13)] == [64] * 3 + [128] * 5 + [256] * 3
+    assert [d for d in range(1, 40) if layers.shape(d).stride == 2] == [2, 5, 10]
+    assert layers.shape(1_000_000) == (1024, 256, 1024, 1)
     # Main-path convolutions of Ω_5, Ω_10 and Ω_30: 3L − 2, as counted in the authors' networks.
     for depth in (5, 10):
         layers_up_to = [layers.hidden(d) for d in range(1, depth + 1)]
@@ -40,19 +40,34 @@ def test_the_paper_s_places():
         assert len(main) == 3 * depth - 2
 
 
-def test_shapes_follow_the_places():
+def test_shapes_of_states_are_those_of_the_layers():
     model = model_of()
     states = model.network.states(images(size=16), model.network.num_layers)
     for depth, hidden in enumerate(states, 1):
-        assert hidden.shape[1] == model.layers.place(depth).outputs
+        assert hidden.shape[1] == model.layers.shape(depth).outputs
     assert [hidden.shape[2] for hidden in states[:5]] == [16, 8, 4, 4, 2]
     assert model(images(size=16)).shape == (model.network.num_layers, 6, 4)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_few_channels_with_a_stride_are_convolved_without_it(layout):
+    """The same numbers and gradients; oneDNN's own way aborts on CPUs with AVX2 alone."""
+    layer = Pointwise(3, 5, 1, stride=2)
+    x = torch.randn(4, 3, 8, 8).to(memory_format=layout).requires_grad_()
+    inputs = (x, layer.weight, layer.bias)
+    slope = torch.randn(4, 5, 4, 4)
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = F.conv2d(*inputs, stride=2)
+        wanted = torch.autograd.grad(expected, inputs, slope)
+    torch.testing.assert_close(layer(x), expected)
+    for one, other in zip(torch.autograd.grad(layer(x), inputs, slope), wanted, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_new_block_is_the_identity():
     layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2))
     block = layers.hidden(4).eval()
-    hidden = torch.rand(2, layers.place(4).inputs, 4, 4)
+    hidden = torch.rand(2, layers.shape(4).inputs, 4, 4)
     assert block.shortcut is None
     assert torch.equal(block(hidden), hidden)
     assert torch.equal(block.train()(hidden), hidden)
@@ -114,7 +129,6 @@ def test_recomputing_saves_states_and_counts_batches_once():
                 for d, m in model.network.hidden.items()
             }
             model.network.hidden["1"] = hidden["1"]
-            model.network.forget()
         model.network.configure(recomputes=recomputes)
         model.elbo(images(), torch.arange(6) % 4, 6).loss(6).backward()
         return model

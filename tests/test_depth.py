@@ -88,8 +88,11 @@ def test_gradient_in_the_parameters_against_finite_differences(family):
 
     def log_probs(*values):
         at = {**family.numbers(), **dict(zip(named, values, strict=True))}
-        others = {name: t.expand(values[0].shape[: values[0].dim() - t.dim()] + t.shape)
-                  for name, t in at.items() if name not in named}
+        others = {
+            name: t.expand(values[0].shape[: values[0].dim() - t.dim()] + t.shape)
+            for name, t in at.items()
+            if name not in named
+        }
         return family.scores({**at, **others}, size).log_softmax(-1)
 
     one = [p.detach().clone().requires_grad_() for p in named.values()]

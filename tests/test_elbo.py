@@ -15,8 +15,18 @@ from unbounded import elbo
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
 from unbounded.likelihoods import InputNoise, LearntNoise
 from unbounded.steps.objective import Gradient
+from unbounded.steps.options import StepOptions
 
 DOUBLE = torch.float64
+
+
+def gradient_of(model, x, y, num_data, weights=None, *, closed_form=True):
+    """Terms and gradient of a batch, with closed forms where there are some or by autograd alone."""
+    gradient = Gradient(model, num_data, StepOptions())
+    gradient.closed_form &= closed_form
+    gradient.add(x, y, weights)
+    gradient.finish()
+    return gradient
 
 
 def random_terms(seed, depth, batch, extra=0):
@@ -149,8 +159,7 @@ def test_fixed_depth_is_a_plain_network_in_loss_and_gradient(depth):
     loss.backward()
     for closed_form in (True, False):
         model.zero_grad()
-        gradient = Gradient(model, x, y, n, closed_form=closed_form)
-        gradient.backward()
+        gradient = gradient_of(model, x, y, n, closed_form=closed_form)
         torch.testing.assert_close(gradient.loss.detach(), loss.detach())
         ours = [p.grad for p in model.network.parameters()]
         theirs = [p.grad for p in plain.parameters()]
@@ -185,7 +194,7 @@ MODELS = {
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_all_ways_to_the_gradient_agree(make, weighted):
-    """Autograd through everything, closed forms, and the fused stack: the same gradient."""
+    """Autograd through everything, and closed forms: the same gradient, and the definition's."""
     model = make().double()
     regression = isinstance(model.likelihood, ub.Gaussian)
     x, y = numbers(20) if regression else classes(20)
@@ -195,16 +204,21 @@ def test_all_ways_to_the_gradient_agree(make, weighted):
     found = []
     for closed_form in (True, False):
         model.zero_grad(set_to_none=True)
-        gradient = Gradient(model, x, y, 77, weights, closed_form=closed_form)
-        gradient.backward()
+        gradient = gradient_of(model, x, y, 77, weights, closed_form=closed_form)
         found.append({name: p.grad for name, p in model.named_parameters()})
         found[-1]["loss"] = gradient.loss.detach()
-    assert found[0].keys() == found[1].keys()
+    model.zero_grad(set_to_none=True)
+    model.elbo(x, y, 77, weights).loss(77).backward()
+    found.append(
+        {name: p.grad for name, p in model.named_parameters()} | {"loss": found[0]["loss"]}
+    )
+    assert found[0].keys() == found[1].keys() == found[2].keys()
     for name in found[0]:
         assert found[0][name] is not None, name
-        torch.testing.assert_close(
-            found[0][name], found[1][name], msg=lambda m, n=name: f"{n}: {m}"
-        )
+        for other in found[1:]:
+            torch.testing.assert_close(
+                found[0][name], other[name], msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_gradient_of_the_rate_against_finite_differences():
@@ -212,15 +226,15 @@ def test_gradient_of_the_rate_against_finite_differences():
     x, y = classes(25)
     x = x.double()
     model = classifier(TruncatedPoisson(2.3)).double()
-    gradient = Gradient(model, x, y, 25)
-    gradient.backward()
+    gradient_of(model, x, y, 25)
+    slope = model.depth.raw_rate.grad.item()
     raw, step = model.depth.raw_rate, 1e-6
     losses = []
     for sign in (1, -1):
         raw.data += sign * step
-        losses.append(Gradient(model, x, y, 25).loss.item())
+        losses.append(gradient_of(model, x, y, 25).loss.item())
         raw.data -= sign * step
-    assert raw.grad.item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-5)
+    assert slope == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-5)
 
 
 def test_expected_log_lik_of_certain_predictions_is_zero():

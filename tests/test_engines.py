@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import unbounded as ub
+from gpu import imagecheck
 from helpers import classes, classifier, same, state
-from unbounded.engines import Eager, Graphs, imagecheck
+from unbounded import network as network_
+from unbounded.engines import Eager, Graphs
 from unbounded.engines.graphs import _Entry, _Lagging
-from unbounded.network import Network
 from unbounded.training import Callback, DepthRule, NonFiniteError, RateAscent
 
 
@@ -74,7 +75,7 @@ def test_caches_are_filled_before_a_graph_is_captured(monkeypatch):
     A graph cannot hold the copies from the host that filling takes, and what it makes is its own.
     """
     inside, filled = [], []
-    function, gather = _Entry.function, Network._gather
+    function, gather = _Entry.function, network_._gather
 
     def watched(entry):
         if entry.runs < 2:  # from then on a graph is replayed
@@ -82,10 +83,10 @@ def test_caches_are_filled_before_a_graph_is_captured(monkeypatch):
         function(entry)
         inside.clear()
 
-    def gathered(network, last, first):
+    def gathered(hidden, *rest):
         assert not inside
-        filled.append(last)
-        return gather(network, last, first)
+        filled.append(len(hidden))
+        return gather(hidden, *rest)
 
     class Swing(DepthRule):
         def reserve(self, model, depth):
@@ -96,7 +97,7 @@ def test_caches_are_filled_before_a_graph_is_captured(monkeypatch):
             family.scale_rate(torch.tensor(4.0 if self.up else 0.25))
 
     monkeypatch.setattr(_Entry, "function", watched)
-    monkeypatch.setattr(Network, "_gather", gathered)
+    monkeypatch.setattr(network_, "_gather", gathered)
     train(rising(), Graphs(lag=0), depth_rule=Swing(), epochs=1)
     assert len(set(filled)) == 2
     assert len(filled) > 3
@@ -135,14 +136,33 @@ def test_log_probs_up_to_has_the_closed_form_s_gradient():
     assert slopes[0] == pytest.approx(slopes[1], rel=1e-5)
 
 
-def test_an_unbounded_family_of_one_s_own_is_told_what_to_do():
-    class Own(ub.TruncatedPoisson):
-        log_probs_up_to = ub.DepthFamily.log_probs_up_to
+class Bell(ub.DepthFamily):
+    """A user's own: a bell around a place that is learnt."""
 
-    model = classifier(Own(1.0))
-    with pytest.raises(NotImplementedError, match=r"Own has no log_probs_up_to.*Eager"):
-        train(model, Graphs())
-    train(classifier(Own(1.0)), epochs=1)  # the default engine gets by
+    def __init__(self, place=2.0):
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.tensor(place))
+
+    def scores(self, at, size):
+        depths = torch.arange(1, size + 1, device=at["place"].device)
+        return -(depths - at["place"].double()[..., None]).square()
+
+    def end(self, at, size):
+        return (at["place"].double() + 2).floor().clamp(min=1).long()
+
+
+def test_an_unbounded_family_of_one_s_own_works_in_graphs_too():
+    found = []
+    for engine in (Eager(), Graphs(lag=0)):
+        model = classifier(
+            Bell(), depth_prior=ub.PoissonDepth(30.0), weight_prior=ub.GaussianWeights(30.0)
+        )
+        births = train(model, engine, depth_lr_ratio=20.0).history.births
+        assert any(birth["step"] > 1 for birth in births)
+        found.append((births, state(model)))
+    assert found[0][0] == found[1][0]
+    for key, value in found[0][1].items():
+        assert torch.allclose(value, found[1][1][key], rtol=1e-4, atol=1e-5), key
 
 
 def test_lambda_travels_late_and_in_order():

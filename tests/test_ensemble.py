@@ -124,7 +124,7 @@ def test_refusals(classifier):
         def log_prob(self, outputs, y):
             return -(outputs[..., 0] - y[:, 0]).abs() * self.scale + self.scale.log()
 
-    from unbounded.engines import combine
+    from unbounded.predictive import combine
 
     likelihood = Scaled()
     predictions = [likelihood.predict(torch.zeros(1, 2, 1), torch.zeros(1)) for _ in range(2)]

@@ -6,9 +6,9 @@ import torch
 
 import unbounded as ub
 from helpers import same, state
-from unbounded.training import Augment, ImageData
 from unbounded.steps.batches import batches
 from unbounded.steps.images import augmented, normalise
+from unbounded.training import Augment, ImageData
 
 FILL = torch.tensor([7, 8, 9], dtype=torch.uint8)
 

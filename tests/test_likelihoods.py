@@ -103,19 +103,6 @@ def test_gradient_of_log_prob(case):
     assert torch.autograd.gradcheck(lambda o: likelihood.log_prob(o, y), (outputs,))
 
 
-def test_slope_is_the_derivative(case):
-    likelihood, outputs, y = case
-    found = likelihood.log_prob_and_slope(outputs, y)
-    if found is None:
-        return
-    log_lik, slope = found
-    outputs.requires_grad_()
-    expected = likelihood.log_prob(outputs, y)
-    torch.testing.assert_close(log_lik, expected.detach())
-    (grad,) = torch.autograd.grad(expected.sum(), outputs)
-    torch.testing.assert_close(slope, grad)
-
-
 def test_score_is_a_number_a_row(case):
     likelihood, outputs, y = case
     log_q = torch.zeros(DEPTH, dtype=torch.float64).log_softmax(0)

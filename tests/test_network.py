@@ -1,4 +1,4 @@
-"""Layers and the network: shapes, errors, initialisation, cost, the fused stack."""
+"""Layers and the network: shapes, errors, initialisation, cost, the faster way of dense stacks."""
 
 import pytest
 import torch
@@ -6,8 +6,7 @@ from torch import nn
 
 import unbounded as ub
 from helpers import classes, classifier, same, state
-from unbounded.depth import FixedDepth, TruncatedPoisson
-from unbounded.layers.fused import dense_outputs
+from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
 from unbounded.network import LayerError
 
 
@@ -57,36 +56,48 @@ def test_outputs_are_the_modules_one_after_another(make, shares_head):
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
-def test_fused_stack_has_the_right_gradients(first):
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("shares_head", [False, True])
+def test_the_faster_way_has_the_right_outputs_and_gradients(first, shares_head):
+    """All heads as one product: against finite differences, and against module by module."""
+    layers = ub.Dense(2, 3, 2, activation="tanh", shares_head=shares_head)
+    network = ub.UDN(layers, ub.Categorical(2), FiniteDepth(4)).double().network
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    stack = network.stack(4, first)
+    together, apart = layers.run(stack, x), network._one_by_one(stack, x)
+    assert together is not None
+    torch.testing.assert_close(together, apart)
+    named = {n: p for n, p in network.named_parameters() if shares_head or not _below(n, first)}
+    assert len(network.active(4, first).parameters) == len(named)
 
-    def draw(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+    def run(x, *values):
+        parameters = dict(zip(named, values, strict=True))
+        return torch.func.functional_call(network, parameters, (x, 4, first))
 
-    x = draw(5, 2)
-    hidden = [draw(3, 2), draw(3)] + [draw(3, 3) if i % 2 == 0 else draw(3) for i in range(6)]
-    heads = [draw(2, 3) if i % 2 == 0 else draw(2) for i in range(2 * (5 - first))]
+    assert torch.autograd.gradcheck(run, (x, *named.values()))
 
-    def run(x, *parameters):
-        return dense_outputs(x, parameters[: len(hidden)], parameters[len(hidden) :], first)
 
-    assert torch.autograd.gradcheck(run, (x, *hidden, *heads))
+def _below(name, first):
+    role, depth, *_ = name.split(".")
+    return role == "heads" and int(depth) < first
 
 
 def test_hooks_and_frozen_layers_are_respected():
-    """A hook, or a layer that is not trained, leaves the fused way; the outputs stay the same."""
+    """A hook is called, a layer that is not trained has no gradient; the outputs stay the same."""
     x, _ = classes(4)
     model = classifier(TruncatedPoisson(2.0))
-    expected, (last, first) = model(x), (model.depth.max_depth(), 1)
-    assert model.network.active(last, first).fusable
+    expected, last = model(x), model.depth.max_depth()
+    assert model.layers.run(model.network.stack(last), x) is not None
     calls = []
-    model.network.hidden["2"].register_forward_hook(lambda *_: calls.append(1))
-    model.network.forget()
-    assert not model.network.active(last, first).fusable
+    model.network.hidden["2"].register_forward_hook(lambda *_: calls.append("layer"))
+    handle = model.network.heads["3"].register_forward_hook(lambda *_: calls.append("head"))
+    assert model.layers.run(model.network.stack(last), x) is None
+    calls.clear()
     torch.testing.assert_close(model(x), expected)
-    assert calls == [1]
+    assert calls == ["layer", "head"]
+    handle.remove()
+    torch.testing.assert_close(model(x), expected)
+    assert calls == ["layer", "head", "layer"]
     model.network.hidden["1"].requires_grad_(False)
-    model.network.forget()
     ub.step(model.train(), ub.make_optimizer(model), *classes(4), num_data=4)
     assert model.network.hidden["1"].weight.grad is None
     assert model.network.hidden["3"].weight.grad is not None

@@ -399,18 +399,18 @@ def test_double_and_single_agree():
         torch.testing.assert_close(value.double(), state(double)[name], rtol=1e-3, atol=1e-4)
 
 
-def test_lean_adam_is_torch_s_adam():
+def test_the_default_is_torch_s_adam():
     """Bit for bit, over births and departures of layers."""
     x, y = classes(64)
     models = [classifier(TruncatedPoisson(1.0)).train() for _ in range(2)]
-    lean = ub.make_optimizer(models[0], lr=0.02, depth_lr_ratio=2.0)
+    ours = ub.make_optimizer(models[0], lr=0.02, depth_lr_ratio=2.0)
     plain = torch.optim.Adam(ub.training.param_groups(models[1], 0.02, 2.0), lr=0.02, fused=True)
-    assert type(lean) is not torch.optim.Adam
+    assert type(ours) is torch.optim.Adam
     for index in range(60):
         if index in (30, 45):
             for model in models:
                 model.depth.raw_rate.data.fill_(3.0 if index == 45 else -1.0)
-        infos = [ub.step(m, o, x, y, 64) for m, o in zip(models, (lean, plain), strict=True)]
+        infos = [ub.step(m, o, x, y, 64) for m, o in zip(models, (ours, plain), strict=True)]
         assert infos[0].loss == infos[1].loss
     assert models[0].network.num_layers > 4
     assert same(state(models[0]), state(models[1]))

@@ -96,9 +96,12 @@ class _Terms(torch.autograd.Function):
             weight_cost(given.hidden_kl, given.head_kl, q.shape[-1], given.cumulative_heads),
         )
         ctx.given = (scale if isinstance(scale, float) else None, given.cumulative_heads)
-        ctx.batch, ctx.sizes = given.log_lik.shape[-1], (
-            given.hidden_kl.shape[-1],
-            given.head_kl.shape[-1],
+        ctx.batch, ctx.sizes = (
+            given.log_lik.shape[-1],
+            (
+                given.hidden_kl.shape[-1],
+                given.head_kl.shape[-1],
+            ),
         )
         ctx.save_for_backward(
             q, *parts, given.weights, scale if isinstance(scale, Tensor) else None
@@ -212,9 +215,7 @@ def evidence(log_prior: Tensor, log_lik: Tensor) -> Tensor:
     return torch.logsumexp(log_prior + log_lik, -1)
 
 
-def _scale(
-    log_lik: Tensor, num_data: float | Tensor, num_rows: Tensor | None
-) -> float | Tensor:
+def _scale(log_lik: Tensor, num_data: float | Tensor, num_rows: Tensor | None) -> float | Tensor:
     """n/b: how often each row of the batch counts."""
     if num_rows is not None:
         return num_data / num_rows

@@ -112,7 +112,7 @@ def load_all(
     device: str | torch.device = "cpu",
 ) -> list["UDN"]:
     """The model of a file and, behind it, its siblings; arguments as in `load`."""
-    from unbounded.model import UDN
+    from unbounded.model import UDN, deepest_layer
 
     tensors, metadata = read_tensors(path)
     header = parse_header(path, metadata)
@@ -146,6 +146,9 @@ def load_all(
                 seed=int(one["seed"]),
             )
             model.to(dtype)
+            named = deepest_layer(state)
+            if named > one["num_layers"]:  # `load_state_dict` would make them all
+                raise ValueError(f"it claims {one['num_layers']} layers and names layer {named}")
             growth.resize(model, one["num_layers"])
             model.load_state_dict(state)
             models.append(model.to(device).eval())

@@ -1,5 +1,6 @@
 """The unbounded-depth network: layers, depth family, priors and likelihood in one module."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from unbounded.depth import DepthFamily, TruncatedPoisson, check_unbounded
 from unbounded.elbo import ElboTerms
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood, Prediction
-from unbounded.network import Network
+from unbounded.network import Active, Network
 from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, WeightPrior
 
 if TYPE_CHECKING:
@@ -147,9 +148,12 @@ class UDN(nn.Module):
             self.cumulative_heads,
         )
 
-    def weight_kl(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+    def weight_kl(
+        self, first: int, last: int, active: Active | None = None
+    ) -> tuple[Tensor, Tensor]:
         """KL of the layers 1 … last, `(last,)`, and of the heads first … last, `(depth,)`."""
-        active = self.network.active(last, first, cumulative_heads=self.cumulative_heads)
+        if active is None:
+            active = self.network.active(last, first, cumulative_heads=self.cumulative_heads)
         total = active.by_module(self.weight_prior.kl(active.parameters))
         return total[:last], total[last:]
 
@@ -167,9 +171,7 @@ class UDN(nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Have the layers that the state is of, then load it: a grown model's state fits too."""
-        start = f"{prefix}network.hidden."
-        depths = (key.removeprefix(start).split(".")[0] for key in state if key.startswith(start))
-        last = max((int(depth) for depth in depths if depth.isdigit()), default=0)
+        last = deepest_layer(state, prefix)
         # Layers without parameters leave no trace: those stay as they are.
         if last and last != self.network.num_layers:
             growth.resize(self, last)
@@ -191,6 +193,13 @@ class UDN(nn.Module):
                 check_prior_mass(self.depth_prior, cached, first)
                 self._log_prior = cached
         return cached[first - 1 :] if first > 1 else cached
+
+
+def deepest_layer(state: Iterable[str], prefix: str = "") -> int:
+    """The largest depth whose hidden layer a state names, 0 if it names none."""
+    start = f"{prefix}network.hidden."
+    depths = (key.removeprefix(start).split(".")[0] for key in state if key.startswith(start))
+    return max((int(depth) for depth in depths if depth.isdecimal()), default=0)
 
 
 def check_prior_mass(prior: DepthPrior, log_prior: Tensor, first: int) -> None:

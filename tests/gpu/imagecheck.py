@@ -1,4 +1,4 @@
-"""Does this machine train on images as it should? `python -m unbounded.engine.imagecheck`.
+"""Does this machine train on images as it should? `python -m tests.gpu.imagecheck`.
 
 Trains a small convolutional UDN for some epochs, with births, and compares: CUDA graphs with the
 same kernels launched one by one, two runs with each other, a run that was cut in two at a
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unbounded.depth import TruncatedConwayMaxwell, TruncatedPoisson
-from unbounded.engine.captured import Graphs
+from unbounded.engines import Graphs
 from unbounded.layers import ResidualConv
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN

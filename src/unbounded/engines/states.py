@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unbounded import growth
 from unbounded.files import FileError
+from unbounded.model import deepest_layer
 
 if TYPE_CHECKING:
     from unbounded.engines.eager import Member
@@ -62,9 +63,14 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
             f"training now uses {type(optimizer).__name__}"
         )
     _check_count(plain["num_layers"], tensors)
+    state = _under(tensors, "model.")
+    if deepest_layer(state) > plain["num_layers"]:  # `load_state_dict` would make them all
+        raise FileError(
+            f"the checkpoint claims {plain['num_layers']} layers and names {deepest_layer(state)}"
+        )
     growth.resize(model, plain["num_layers"], optimizer)
     try:
-        model.load_state_dict(_under(tensors, "model."))
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"the checkpoint was written by another model: {error}") from None
     _load_optimizer(optimizer, model, plain, _under(tensors, "optimizer."))

@@ -10,6 +10,8 @@ from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, is_plain, layer_error
 from unbounded.layers.dense import _size, linear_heads
 
+_ONEDNN_BLOCK = 8  # channels
+
 EXPANSION = 4
 """A block B_k ends with 2^(k+2) channels, four times those inside of it."""
 
@@ -169,6 +171,19 @@ class Norm(nn.BatchNorm2d):
         super(nn.modules.batchnorm._NormBase, self)._load_from_state_dict(*arguments)
 
 
+class Pointwise(nn.Conv2d):
+    """A convolution 1×1, perhaps with a stride."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+        if input.device.type == "cpu" and self.in_channels < _ONEDNN_BLOCK:
+            # The same numbers without the stride. On CPUs with AVX2 and no more, oneDNN's gradient
+            # of such strided weights writes beyond its memory and the process aborts (torch 2.13).
+            down, across = self.stride
+            return F.conv2d(input[..., ::down, ::across], self.weight, self.bias)
+        return super().forward(input)
+
+
 class PooledLinear(nn.Linear):
     """A mean over all axes behind the channels, and a linear map."""
 
@@ -228,7 +243,7 @@ class Bottleneck(PooledLayer):
         self.shortcut: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
+                Pointwise(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
             )
 
     def forward(self, input: Tensor) -> Tensor:

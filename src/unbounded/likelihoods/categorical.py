@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from unbounded.likelihoods.base import Likelihood, Prediction
@@ -118,12 +117,11 @@ class Categorical(ClassLikelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """`(depth, batch, class)` and `(batch,)` → `(depth, batch)`."""
-        depth, batch, _ = outputs.shape
-        by_class = outputs.transpose(1, 2)  # softmax along a strided axis is the fast one
-        return -F.cross_entropy(by_class, y.expand(depth, batch), reduction="none")
+        by_class = self.class_log_probs(outputs)
+        return by_class.gather(1, y.expand(by_class.shape[0], 1, -1)).squeeze(1)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
-        """`(depth, batch, class)` → `(depth, class, batch)`."""
+        """`(depth, batch, class)` → `(depth, class, batch)`; softmax is fast along a strided axis."""
         return outputs.transpose(1, 2).log_softmax(1)
 
     def check_targets(self, y: Tensor) -> Tensor:

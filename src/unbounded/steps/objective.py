@@ -17,6 +17,7 @@ from unbounded.steps.options import StepOptions
 
 if TYPE_CHECKING:
     from unbounded.model import UDN, DepthPosterior
+    from unbounded.network import Active
 
 SMALLEST_USE = 1e-20
 """Heads and layers that are used more rarely learn more slowly even where paces are equal."""
@@ -49,12 +50,16 @@ class Gradient:
         self.support, self.scaler = support, scaler
         self.closed_form = scaler is None and model.weight_prior.precision is not None
         self.posterior: DepthPosterior
+        self.active: Active
         self.terms: ElboTerms
-        self.log_lik: Tensor
-        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, detached."""
         self.hidden_kl: Tensor
         self.head_kl: Tensor
-        self._pieces = 0
+        self._sums: tuple[Tensor, ...] = ()
+
+    @property
+    def log_lik(self) -> Tensor:
+        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, for a depth rule."""
+        return self._sums[3]
 
     @property
     def loss(self) -> Tensor:
@@ -82,8 +87,11 @@ class Gradient:
             with torch.autocast(x.device.type, self.options.autocast):
                 outputs = self.call(x, support)
         log_lik = model.likelihood.log_lik(outputs, y)
+        self.active = model.network.active(
+            posterior.last, posterior.first, cumulative_heads=model.cumulative_heads
+        )
         with torch.set_grad_enabled(not self.closed_form):
-            hidden_kl, head_kl = model.weight_kl(*support)
+            hidden_kl, head_kl = model.weight_kl(*support, self.active)
         terms = elbo.elbo_terms(
             posterior.log_q,
             log_lik,
@@ -109,10 +117,10 @@ class Gradient:
                 assert precision is not None
                 # The gradient of weight_kl/n on layer k is q(ℓ≥k) ν_k/(s² n), on head ℓ
                 # q(ℓ) ν_ℓ/(s² n).
-                grads, values, factors = self._paired(self._use_probs, slice(None))
+                factors = self._use_probs * (precision / self.num_data)
+                grads, values, each = self._paired(factors, slice(None))
                 if grads:
-                    scaled = torch._foreach_mul(factors, precision / self.num_data)
-                    torch._foreach_addcmul_(grads, values, scaled)
+                    torch._foreach_addcmul_(grads, values, each)
             if self.options.equal_heads or self.options.equal_layers:
                 self._equal_paces()
 
@@ -124,21 +132,22 @@ class Gradient:
         weights: Tensor | None,
         share: float,
     ) -> None:
-        by_depth = log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
-        values = (*(term.detach() for term in terms), by_depth)
+        self.posterior = posterior
+        values = tuple(term.detach() for term in terms)
+        if self.options.depth_rule is not None:
+            mean = log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
+            values = (*values, mean)
         if share != 1.0:
             values = tuple(value * share for value in values)
-        if self._pieces:
-            before = (*self.terms, self.log_lik)
-            values = tuple(a + b for a, b in zip(before, values, strict=True))
-        self.posterior, self.terms, self.log_lik = posterior, ElboTerms(*values[:3]), values[3]
-        self._pieces += 1
+        if self._sums:
+            values = tuple(a + b for a, b in zip(self._sums, values, strict=True))
+        self._sums, self.terms = values, ElboTerms(*values[:3])
 
     def _equal_paces(self) -> None:
         """Divide the gradient of head ℓ by q(ℓ), that of layer k by q(ℓ≥k), or one of them."""
         if self.posterior.log_q.shape[0] == 1:
             return  # one depth has all the mass
-        hidden = self._active.num_hidden
+        hidden = self.active.num_hidden
         start = 0 if self.options.equal_layers else hidden
         stop = None if self.options.equal_heads else hidden
         inverse = 1 / self._use_probs.clamp(min=SMALLEST_USE)
@@ -147,15 +156,9 @@ class Gradient:
             torch._foreach_mul_(grads, factors)
 
     @cached_property
-    def _active(self):  # type: ignore[no-untyped-def]
-        first, last, _ = self.posterior
-        cumulative = self.model.cumulative_heads
-        return self.model.network.active(last, first, cumulative_heads=cumulative)
-
-    @cached_property
     def _use_probs(self) -> Tensor:
         """With which probability each active parameter is used, `(parameters,)`."""
-        active, q = self._active, self.posterior.log_q.detach().exp()
+        active, q = self.active, self.posterior.log_q.detach().exp()
         last = self.posterior.last
         parts = elbo.use_probs(q, last, active.num_modules - last, self.model.cumulative_heads)
         return active.by_parameter(torch.cat(parts))
@@ -167,12 +170,12 @@ class Gradient:
 
         Factors stay tensors, so that nothing is read by the host.
         """
-        parameters = self._active.parameters[part]
+        grads, values, kept = list[Tensor](), list[Tensor](), list[Tensor]()
+        parameters = self.active.parameters[part]
         each = factors.to(parameters[0].dtype).unbind()[part] if parameters else ()
-        found = [(p.grad, p, f) for p, f in zip(parameters, each, strict=True) if p.grad is not None]
-        grads, values, kept = (list(column) for column in zip(*found, strict=True)) if found else (
-            [],
-            [],
-            [],
-        )
-        return grads, values, kept  # type: ignore[return-value]
+        for parameter, factor in zip(parameters, each, strict=True):
+            if parameter.grad is not None:
+                grads.append(parameter.grad)
+                values.append(parameter)
+                kept.append(factor)
+        return grads, values, kept

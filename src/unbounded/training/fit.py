@@ -48,8 +48,7 @@ def fit(
         x: inputs `(rows, …)` as a tensor, array or frame, with `y`; or (x, y), `ImageData`, or a
             DataLoader of (x, y) pairs. A list has one of these for each of several models.
         y: targets `(rows, …)`; only with inputs alone.
-        validation: (x, y), `ImageData` or a DataLoader, or a list with one for each of several
-            models. With it the best epoch is restored at the end.
+        validation: as `x` with `y`. With it the best epoch is restored at the end.
         weights: how often each training row counts, `(rows,)`.
         monitor: further sets to score every epoch, such as {"test": (x, y)}.
         epochs: how many passes over the data, in all (a resumed run counts its earlier ones).
@@ -58,68 +57,52 @@ def fit(
         patience: stop after this many epochs without a better validation score.
 
     Other args:
-        engine: how steps are carried out: `Eager()`, `Graphs()` (CUDA graphs) or `Stacked()` (many
-            models as one computation), of `unbounded.engines`. By default `Stacked` for several
-            models, `Graphs` for `ImageData` on a CUDA device, else `Eager`.
+        engine: of `unbounded.engines`: `Stacked()` (many models as one computation; the default
+            for several), `Graphs()` (CUDA graphs; for `ImageData` on a GPU), else `Eager()`.
         callbacks: objects with the hooks of `Callback`.
         progress: show a progress bar; by default if standard error is a terminal.
-        checkpoint: a file to write after epochs, atomically.
-        resume: go on from `checkpoint` if it exists: bit for bit, on a CPU.
+        checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
+            for bit, on a CPU.
         seed: of the shuffling; the model's seed by default. A list has one for each model.
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
     Returns:
-        The history and how training ended, a list of these for a list of models. Ctrl-C ends it
-        after the step and keeps the best epoch.
+        How training ended, a list of these for a list of models. Ctrl-C keeps the best epoch.
 
     Raises:
         ValueError: on data or arguments that cannot work, before any training.
-        NonFiniteError: if the loss of a lone model stops being a number; the best epoch is
-            restored. Of several models such a one has `stopped == "diverged"`.
+        NonFiniteError: if the loss of a lone model is no number any more; the best epoch is
+            restored. Of several such a one has `stopped == "diverged"`.
     """
-    lone = not isinstance(model, list | tuple)
-    models = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
-    data = x if y is None else (x, y) if weights is None else (x, y, weights)
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
     _check_run(epochs, checkpoint, resume)
+    lone = not isinstance(model, list | tuple)
+    models: list[UDN] = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
+    data = x if y is None else (x, y) if weights is None else (x, y, weights)
     settings = FitOptions.of(options)
-    sets = {} if validation is None else {"val": validation}
-    for name, extra in (monitor or {}).items():
-        if name == "val":
-            raise ValueError("monitor: the name 'val' is taken by the validation set")
-        sets[name] = extra
-    build = partial(
+    task = partial(
         _task,
+        models,
         data=data,
-        sets=sets,
+        sets=_scored_sets(validation, monitor),
         batch_size=batch_size,
         lr=lr,
         seed=seed,
         options=settings,
         lone=lone,
     )
-    results: list[FitResult | None] = [None] * len(models)
+    results: dict[int, FitResult] = {}
     parts = _chunks(models, settings.chunk)
     for number, part in enumerate(parts):
+        chosen = _default_engine(models, data) if engine is None else engine
         trainer = Trainer(
-            [uncompiled(models[index]) for index in part],
-            partial(build, models, part),
-            _default_engine(models, data) if engine is None else engine,
-            lone=lone,
-            patience=patience,
-            callbacks=callbacks,
+            partial(task, part), chosen, lone=lone, patience=patience, callbacks=callbacks
         )
-        found = trainer.run(
-            int(epochs),
-            progress=progress,
-            checkpoint=_numbered(checkpoint, number, len(parts)),
-            resume=resume,
-        )
-        for index, result in zip(part, found, strict=True):
-            results[index] = result
-    finished = [result for result in results if result is not None]
-    return finished[0] if lone else finished
+        path = _numbered(checkpoint, number, len(parts))
+        found = trainer.run(int(epochs), progress=progress, checkpoint=path, resume=resume)
+        results |= dict(zip(part, found, strict=True))
+    return results[0] if lone else [results[index] for index in range(len(models))]
 
 
 def _task(
@@ -177,6 +160,12 @@ def _task(
         options,
         on_birth,
     )
+
+
+def _scored_sets(validation: Any, monitor: Mapping[str, Any] | None) -> dict[str, Any]:
+    if "val" in (monitor or {}):
+        raise ValueError("monitor: the name 'val' is taken by the validation set")
+    return ({} if validation is None else {"val": validation}) | dict(monitor or {})
 
 
 def _data_of(name: str) -> str:

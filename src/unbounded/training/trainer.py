@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ class BestEpoch:
 
 
 @dataclass
-class Progressing:
+class MemberProgress:
     """Where one model stands."""
 
     model: UDN
@@ -67,6 +67,13 @@ class FitResult:
 class Trainer:
     """A run of `fit`; what callbacks and checkpoints see.
 
+    Args:
+        task: what to do, given whom to tell of births.
+        engine: who does it.
+        lone: whether a loss that is no number is an error, rather than one model's end.
+        patience: epochs without a better validation score after which a model stops.
+        callbacks: whom to tell of epochs.
+
     Attributes:
         models: in training; `model` is the first of them.
         members: where each of them stands.
@@ -77,8 +84,7 @@ class Trainer:
 
     def __init__(
         self,
-        models: Sequence[UDN],
-        task: Any,
+        task: Callable[[Callable[[int, Birth], None]], TrainingTask],
         engine: Engine,
         *,
         lone: bool,
@@ -86,13 +92,13 @@ class Trainer:
         callbacks: Iterable[Callback],
     ):
         self.lone, self.engine, self.patience = lone, engine, patience
-        self.members = [Progressing(model) for model in models]
+        self.task = task(self._born)
+        self.options: FitOptions = self.task.options
+        self.members = [MemberProgress(model) for model in self.task.models]
         self.callbacks = list(callbacks)
         self.epoch, self.seconds, self.member = 0, 0.0, 0
-        self.rows: list[Row | None] = [None] * len(models)
+        self.rows: list[Row | None] = [None] * len(self.members)
         self.stopping = False
-        self.task: TrainingTask = task(self._born)
-        self.options: FitOptions = self.task.options
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1, got {patience}")
         if patience is not None and not self.task.validates:
@@ -226,7 +232,7 @@ class Trainer:
         start = {"epoch": self.epoch, "step": found["step"], "seconds": self.seconds}
         return {**start, "elbo": terms[0] - terms[1] - terms[2], **found}
 
-    def _improves(self, member: Progressing, row: Row) -> bool:
+    def _improves(self, member: MemberProgress, row: Row) -> bool:
         likelihood = member.model.likelihood
         log_score = row["val_log_score"]
         score = row[f"val_{likelihood.score_name}"]

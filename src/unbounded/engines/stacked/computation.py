@@ -219,7 +219,9 @@ class Computation:
         support = self._grow(steps)
         leaves, block = self._leaves(), self.likelihood.block
         with torch.enable_grad():
-            lambdas = [None if r.block is None else leaves[id(r.block)][0] for r in self.depths.runs]
+            lambdas = [
+                None if r.block is None else leaves[id(r.block)][0] for r in self.depths.runs
+            ]
             log_q = self.depths.log_q(lambdas, support).to(self.dtype)
             noise = None if block is None else leaves[id(block)][0]
             log_lik = self.likelihood.log_lik(self.network.outputs(x), y, noise)
@@ -403,9 +405,7 @@ class Computation:
     def keep_best(self) -> None:
         """The present weights of the members in `better` are their best so far."""
         pairs = [(self.state["best_born"], self.state["born"])]
-        pairs += [
-            (self.best_buffers[name], now) for name, now in self.network.buffers().items()
-        ]
+        pairs += [(self.best_buffers[name], now) for name, now in self.network.buffers().items()]
         for kept, now in pairs:
             kept.copy_(torch.where(self.better.view(-1, *[1] * (now.dim() - 1)), now, kept))
         for block in self.blocks:

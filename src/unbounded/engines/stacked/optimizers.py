@@ -166,9 +166,7 @@ def row_optimizer(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) 
     plain = {key: value for key, value in arguments.items() if key not in ("fused", "foreach")}
     unknown = sorted(set(plain) - {field.name for field in fields(form)})
     if unknown:
-        raise ValueError(
-            f"Stacked does not take {kind.__name__}({unknown[0]}=…): use Eager()"
-        )
+        raise ValueError(f"Stacked does not take {kind.__name__}({unknown[0]}=…): use Eager()")
     return form(**plain)
 
 
