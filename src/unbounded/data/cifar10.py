@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.data import pickles
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, write
+from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
 from unbounded.data.images import Images
 
 CLASSES = (
@@ -194,7 +194,7 @@ def download(path: Path, entry: Entry | None = None) -> None:
     x, y = _together(entry.url, _from_archive(io.BytesIO(content)))
     del content  # 170 MB
     _checked(entry.url, x, y, entry)
-    write(path, lambda file: np.savez(file, x=x, y=y))
+    save_arrays(path, compressed=False, x=x, y=y)
 
 
 _INSTEAD = f"put the set into a folder and name it by --data or {FOLDER}"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, write
+from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
 
 Floats = NDArray[np.float64]
 Masks = NDArray[np.bool_]
@@ -263,12 +263,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
             f"{entry.checksum}; {_INSTEAD}"
         )
     packed, gap_packed = np.packbits(test, axis=1), np.packbits(gap, axis=1)
-    write(
-        path,
-        lambda file: np.savez_compressed(
-            file, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed
-        ),
-    )
+    save_arrays(path, compressed=True, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed)
 
 
 _INSTEAD = f"put NAME.npz into a folder and name it by --data or {FOLDER}"
