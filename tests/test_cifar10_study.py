@@ -558,8 +558,8 @@ def test_a_process_gets_the_same_study(tmp_path, words):
     made = study.make_study(ours)
     for run in made.runs:
         command = study.child(ours, tmp_path, run.name, "cpu", 1.8e9 + 0.25)
-        assert command[:3] == [sys.executable, "-m", "unbounded.experiments.cifar10"]
-        theirs = options(*command[3:])
+        assert command[:4] == [sys.executable, "-m", "unbounded.experiments", "cifar10"]
+        theirs = options(*command[4:])
         again = study.make_study(theirs)
         assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
         assert [r for r in again.runs if r.name == theirs.one] == [run]

@@ -249,6 +249,22 @@ def test_names_and_settings():
         study.settings_of(options("--seeds", "0"))
 
 
+def test_what_cannot_be_done_costs_one_line(capsys, tmp_path):
+    """From the command line and without it, exit status 2."""
+    from unbounded.cli import main
+    from unbounded.experiments.__main__ import main as without
+
+    words = ["spiral", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["reproduce", *words]) == 2
+    line = "error: --seeds must be at least 1, got 0\n"
+    assert capsys.readouterr().err == f"unbounded: {line}"
+    assert without(words) == 2
+    assert capsys.readouterr().err == line
+    with pytest.raises(SystemExit):
+        without(["everything"])
+    assert "spiral" in capsys.readouterr().err
+
+
 def test_each_name_is_the_model_it_says():
     words = ["--concentrated-rate", "6", "--concentration", "3", "--rate", "2"]
     settings = study.settings_of(options(*words))

@@ -1,10 +1,14 @@
-"""One file = one table or figure; `demo` is the shortest way to see a depth posterior.
+"""One study = one table or figure of the paper; `demo` is the shortest way to a depth posterior.
 
 A study is a module with `add_arguments(parser)` and `run(options)`, and a line in `STUDIES`:
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
 """
 
 from typing import NamedTuple
+
+
+class StudyError(ValueError):
+    """A study cannot do what it was asked for; the message tells the user why, in one line."""
 
 
 class Study(NamedTuple):

@@ -15,7 +15,6 @@ import dataclasses
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from unbounded.data import spiral
 from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.engine import MemberResult, combine, fit_population
 from unbounded.engine.loop import seconds_so_far
-from unbounded.experiments import records, spiral_report
+from unbounded.experiments import StudyError, records, spiral_report
 from unbounded.layers import Dense
 from unbounded.layers.init import Init, he
 from unbounded.likelihoods import Categorical, ClassPrediction, Prediction
@@ -205,7 +204,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
             values["models"] = _QUICK
     for name in ("seeds", "epochs", "width", "members"):
         if values[name] < 1:
-            raise ValueError(f"--{name} must be at least 1, got {values[name]}")
+            raise StudyError(f"--{name} must be at least 1, got {values[name]}")
     return Settings(**values)
 
 
@@ -413,7 +412,7 @@ def _prepare(parts: Path, settings: Settings, resume: bool) -> None:
         before = records.read_json(note)
         differing = [k for k in described if before.get(k) != described[k]]
         if differing:
-            raise ValueError(
+            raise StudyError(
                 f"cannot resume: {', '.join(differing)} of the interrupted study differ "
                 f"({before.get(differing[0])}, now {described[differing[0]]})"
             )
@@ -434,7 +433,7 @@ def _names(word: str) -> list[str]:
             return [f"omega{depth}" for depth in range(first, last + 1)]
     if word in ("udn", "udn-concentrated", "dun10", "dun10-original"):
         return [word]
-    raise ValueError(
+    raise StudyError(
         f"--models: there is no {word!r}; there are udn, udn-concentrated, omega1, omega2, …, "
         "omega1-10, dun10 and dun10-original"
     )
@@ -452,21 +451,3 @@ def _cosine(epochs: int) -> Callable[[int], float]:
 INITS: dict[str, str | Init] = {"default": "default", "he": "he", "identity": identity}
 SCHEDULES: dict[str, Callable[[int], Any]] = {"constant": _constant, "cosine": _cosine}
 _QUICK = ("udn", "omega2", "omega4", "omega6", "dun10")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """`python -m unbounded.experiments.spiral`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    try:
-        run(parser.parse_args(arguments))
-    except KeyboardInterrupt as interrupt:
-        print(f"interrupted: {interrupt}", file=sys.stderr)
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

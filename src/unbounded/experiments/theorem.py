@@ -7,7 +7,6 @@ as the library uses it (shifted by one, since ℓ ≥ 1).
 
 import argparse
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from unbounded.depth import TruncatedPoisson
 from unbounded.depth.truncated_poisson import poisson_cdf, poisson_quantile
-from unbounded.experiments import figures, records
+from unbounded.experiments import StudyError, figures, records
 
 QUANTILE = 0.95
 LARGEST = 70  # the proof's bound holds beyond by a Chernoff argument
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print the table, write figure and numbers; returns the numbers."""
     if options.largest < 1:
-        raise ValueError(f"--largest must be at least 1, got {options.largest}")
+        raise StudyError(f"--largest must be at least 1, got {options.largest}")
     counts = list(range(1, options.largest + 1))
     slack = [1.3 * (k - 1) + 5 - poisson_quantile(k, QUANTILE) for k in counts]
     rows = [check(rate) for rate in RATES]
@@ -127,15 +126,3 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 _CLAIMS = ("bounds_hold", "is_the_quantile", "mode_is_n", "normalised")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """`python -m unbounded.experiments.theorem`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args(arguments))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

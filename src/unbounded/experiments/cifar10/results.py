@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.plan import STUDY
 from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES
-from unbounded.experiments.cifar10.study import StudyError
 
 Result = dict[str, Any]
 """What a run left in its file."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.recipe import UDN_ONLY, Recipe, Run
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 QUICK_IMAGES = {"train": 500, "test": 200}
 MARK = "quick.json"
-
-
-class StudyError(ValueError):
-    """The folder has what does not go with what is asked for."""
 
 
 @dataclass(frozen=True)

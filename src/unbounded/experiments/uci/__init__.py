@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unbounded.data import uci
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import Plan, estimate, run_set
@@ -138,10 +138,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
     """What the options ask for, before any set is read.
 
     Raises:
-        ValueError: on a model, a number of splits or a seed that cannot be.
+        StudyError: on a model, a number of splits or a seed that cannot be.
     """
-    from unbounded.cli.common import CommandError
-
     recipe = QUICK if options.quick else Recipe()
     changes = {k: v for k, v in (("width", options.width), ("steps", options.steps)) if v}
     try:
@@ -149,21 +147,21 @@ def make_plan(options: argparse.Namespace) -> Plan:
         seeds = [int(seed) for seed in _list(options.seeds)]
         device = torch.device(options.device)
     except (ValueError, RuntimeError) as error:
-        raise CommandError(str(error)) from None
+        raise StudyError(str(error)) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise CommandError("--device cuda: there is no CUDA device here")
+        raise StudyError("--device cuda: there is no CUDA device here")
     models = _list(options.models) if options.models else list(LABELS)
     unknown = [m for m in models if m not in LABELS]
     if unknown:
-        raise CommandError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
+        raise StudyError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
     needed = 2 if any(m in ENSEMBLES for m in models) else 1
     if len(set(seeds)) != len(seeds) or len(seeds) < needed or min(seeds) < 0:
-        raise CommandError(f"--seeds must be at least {needed} different numbers, got {seeds}")
+        raise StudyError(f"--seeds must be at least {needed} different numbers, got {seeds}")
     kind = "gap" if options.splits == "gap" else "standard"
     if options.splits not in ("gap", "standard") and not (
         options.splits.isdecimal() and int(options.splits) > 0
     ):
-        raise CommandError(f"--splits must be standard, gap or a number, got {options.splits!r}")
+        raise StudyError(f"--splits must be standard, gap or a number, got {options.splits!r}")
     models = [m for m in LABELS if m in models]
     return Plan(kind, (), models, recipe, seeds, options.device, options.chunk)
 
