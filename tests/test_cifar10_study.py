@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import unbounded as ub
 from unbounded.cli import main
@@ -757,16 +758,27 @@ def test_into_a_page(tmp_path, capsys):
 # Figures
 
 
-def elements(svg: str, tag: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{tag}"))
-
-
 def words_of(svg: str) -> list[str]:
-    return ["".join(element.itertext()) for element in elements(svg, "text")]
+    found = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(element.itertext()).strip() for element in found]
 
 
-def lines_of(svg: str, colour: str) -> list[ElementTree.Element]:
-    return [e for e in elements(svg, "path") if e.get("stroke") == colour]
+def drawing(paint, runs):
+    figure = Figure()
+    paint(figure, runs)
+    return figure
+
+
+def notes(figure) -> str:
+    return figure.get_supxlabel()
+
+
+def entries(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def lines_of(axes, colour: str) -> list:
+    return [line for line in axes.lines if line.get_color() == colour]
 
 
 def test_posteriors_of_each_group_and_seed():
@@ -774,16 +786,16 @@ def test_posteriors_of_each_group_and_seed():
         *[(Run("udn", seed, EASY), 0.99, 2) for seed in range(3)],
         *[(Run("udn", seed), 0.94, 8) for seed in range(2)],
     )
-    drawn = figures.posterior_figure(runs)
-    assert len(lines_of(drawn, figures.BLUE)) == 3
-    assert len(lines_of(drawn, figures.GREEN)) == 2
-    assert not lines_of(drawn, figures.ORANGE)
-    assert "no runs of cat + dog" in words_of(drawn)
-    assert "94.0 %, E[ℓ] 8.0" in words_of(drawn)
-    # Every q(ℓ) has a dot at its place: the highest is the highest.
-    circles = [e for e in elements(drawn, "circle") if e.get("fill") == figures.BLUE]
-    heights = [float(e.get("cy", "0")) for e in circles[:4]]
-    assert heights.index(min(heights)) == 1
+    figure = drawing(figures.posterior, runs)
+    (axes,) = figure.axes
+    assert len(lines_of(axes, figures.BLUE)) == 3
+    assert len(lines_of(axes, figures.GREEN)) == 2
+    assert not lines_of(axes, figures.ORANGE)
+    assert notes(figure) == "no runs of cat + dog"
+    assert entries(figure)[1].endswith("94.0 %, E[ℓ] 8.0")
+    line = lines_of(axes, figures.BLUE)[0]
+    assert list(line.get_xdata()) == list(range(1, len(runs[0]["posterior"]) + 1))
+    assert list(line.get_ydata()) == runs[0]["posterior"]
 
 
 def test_evolution_of_both_rules():
@@ -791,47 +803,45 @@ def test_evolution_of_both_rules():
         *[(Run("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
         (Run("udn", 0, EASY), 0.99, 2),
     )
-    drawn = figures.evolution_figure(runs)
-    assert len([e for e in elements(drawn, "path") if e.get("clip-path")]) == 3
-    assert "no runs with the paper's rule (gradient)" in words_of(drawn)
-    assert {"λ₀ = 1", "λ₀ = 5", "λ₀ = 20"} <= set(words_of(drawn))
-    both = figures.evolution_figure(runs + study_of((Run("udn", 0, (), 5.0, "gradient"), 0.94, 12)))
-    assert not [words for words in words_of(both) if words.startswith("no runs")]
-    # The paper's rule is on the left, each panel cuts at its own edges.
-    (path,) = [e for e in elements(both, "path") if "ends at 12.00" in "".join(e.itertext())]
-    first = float(path.get("d", "").removeprefix("M").split()[0])
-    assert 58 <= first < 374
-    assert path.get("clip-path") == "url(#panel-58-80)"
+    figure = drawing(figures.evolution, runs)
+    assert [len(axes.lines) for axes in figure.axes] == [0, 3]
+    assert notes(figure) == "no runs with the paper's rule (gradient)"
+    assert entries(figure) == ["λ₀ = 1", "λ₀ = 5", "λ₀ = 20"]
+    more = study_of((Run("udn", 0, (), 5.0, "gradient"), 0.94, 12))
+    figure = drawing(figures.evolution, runs + more)
+    assert not notes(figure)
+    assert [len(axes.lines) for axes in figure.axes] == [1, 3]
+    (line,) = figure.axes[0].lines
+    assert line.get_ydata()[-1] == more[0]["curve"][-1]["depth_mean"]
+    low, high = figure.axes[0].get_ylim()
+    assert low == 0
+    assert high > max(row["depth_mean"] for run in runs + more for row in run["curve"])
 
 
 def test_accuracy_and_weight_of_each_depth():
     runs = study_of((Run("udn", 4), 0.94, 8), (Run("udn", 7), 0.95, 9))
-    drawn = figures.depths_figure(runs)
-    bars = [e for e in elements(drawn, "rect") if e.get("fill") == figures.ORANGE]
-    assert len(bars) == len(runs[0]["posterior"])
-    heights = [float(bar.get("height", "0")) for bar in bars]
-    scale = heights[7] / runs[0]["posterior"][7]
-    assert heights == pytest.approx([scale * q for q in runs[0]["posterior"]], abs=0.02)
-    assert "94.00 %" in words_of(drawn)
-    assert any("seed 4" in words for words in words_of(drawn))
+    figure = drawing(figures.depths, runs)
+    upper, lower = figure.axes
+    assert [bar.get_height() for bar in lower.patches] == runs[0]["posterior"]
+    assert upper.lines[1].get_ydata()[0] == pytest.approx(94)
+    assert entries(figure) == ["each depth alone", "the mixture\n94.00 %"]
+    assert "seed 4" in figure.get_suptitle()
 
 
 def test_curves_over_epochs():
     runs = study_of((Run("5", 0), 0.92, 5), (Run("udn", 0), 0.94, 8), (Run("udn", 1), 0.93, 8))
-    drawn = figures.curves_figure(runs)
-    udn = lines_of(drawn, figures.ORANGE)
-    # Two seeds, each in both panels, cut at the edges of these.
-    assert [line.get("clip-path") for line in udn] == 2 * [
-        "url(#panel-58-80)",
-        "url(#panel-436-80)",
-    ]
-    # Epochs without a test accuracy are passed over: 1, 3 and 5 of five.
-    assert udn[0].get("d", "").count("L") == 2
-    assert "UDN: 92.00 % after 5 epochs" in "".join(udn[0].itertext())
+    figure = drawing(figures.curves, runs)
+    for axes in figure.axes:
+        assert len(lines_of(axes, figures.ORANGE)) == 2  # a line for each seed
+    line = lines_of(figure.axes[0], figures.ORANGE)[0]
+    # Epochs without a test accuracy are passed over.
+    assert list(line.get_xdata()) == [1, 3, 5]
+    assert line.get_ydata()[-1] == pytest.approx(92)
+    assert entries(figure) == ["Ω₅", "UDN"]
     for run in runs:
         run["curve"] = [{k: v for k, v in r.items() if k != "test_accuracy"} for r in run["curve"]]
     with pytest.raises(figures.NothingToDraw, match="scored while it was trained"):
-        figures.curves_figure(runs)
+        drawing(figures.curves, runs)
 
 
 def test_figures_without_runs_are_left_out_with_a_note(tmp_path):

@@ -301,6 +301,7 @@ def write(folder: Path) -> str:
         raise FileNotFoundError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
     loud = warning(folder)
     text = markdown(results)
+    records.write_text(folder / "table.md", text)  # before drawing, which may fail
     drawn, left_out = figures.draw(results, note=loud)
     for name in figures.NAMES:
         if name in drawn:

@@ -11,7 +11,7 @@ left out. Histogram gradient boosting was run with scikit-learn's defaults on th
 from typing import NamedTuple
 
 
-class Figure(NamedTuple):
+class Estimate(NamedTuple):
     """A mean over splits and its standard error (NaN where it is not known)."""
 
     mean: float
@@ -22,9 +22,9 @@ _SETS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", 
 _NAN = float("nan")
 
 
-def _column(*values: tuple[float, float] | None) -> dict[str, Figure]:
+def _column(*values: tuple[float, float] | None) -> dict[str, Estimate]:
     pairs = zip(_SETS, values, strict=True)
-    return {name: Figure(*value) for name, value in pairs if value is not None}
+    return {name: Estimate(*value) for name, value in pairs if value is not None}
 
 
 RMSE = {

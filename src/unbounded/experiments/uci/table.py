@@ -12,10 +12,11 @@ from typing import Any
 
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
+from unbounded.experiments.figures import render
 from unbounded.experiments.pages import rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
-from unbounded.experiments.uci.published import Figure
+from unbounded.experiments.uci.published import Estimate
 
 Results = dict[str, dict[str, Any]]
 """The results of each set, in the order of `SETS`."""
@@ -27,7 +28,7 @@ def read(folder: Path) -> Results:
     return {name: records.read_json(path) for name, path in found.items() if path.is_file()}
 
 
-def figures(result: Mapping[str, Any], metric: str) -> dict[str, Figure]:
+def estimates(result: Mapping[str, Any], metric: str) -> dict[str, Estimate]:
     """Mean and standard error over the splits, for each model of a set."""
     found = {}
     for model in LABELS:
@@ -37,16 +38,16 @@ def figures(result: Mapping[str, Any], metric: str) -> dict[str, Figure]:
     return found
 
 
-def summary(values: Sequence[float]) -> Figure:
+def summary(values: Sequence[float]) -> Estimate:
     """Mean and standard error."""
     mean = sum(values) / len(values)
     if len(values) < 2:
-        return Figure(mean, math.nan)
+        return Estimate(mean, math.nan)
     variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return Figure(mean, math.sqrt(variance / len(values)))
+    return Estimate(mean, math.sqrt(variance / len(values)))
 
 
-def not_worse(one: Figure, other: Figure) -> bool:
+def not_worse(one: Estimate, other: Estimate) -> bool:
     """At least as good: not worse than the other mean by more than its own standard error."""
     error = 0.0 if math.isnan(one.error) else one.error
     return one.mean <= other.mean + error
@@ -72,8 +73,10 @@ def markdown(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _metric_table(results: Results, metric: str, others: Mapping[str, Mapping[str, Figure]]) -> str:
-    each = {name: figures(result, metric) for name, result in results.items()}
+def _metric_table(
+    results: Results, metric: str, others: Mapping[str, Mapping[str, Estimate]]
+) -> str:
+    each = {name: estimates(result, metric) for name, result in results.items()}
     models = [model for model in LABELS if any(model in row for row in each.values())]
     head = ["set", "splits", *(LABELS[m] for m in models), *others]
     lines = [_line(head), _line(["---"] * len(head))]
@@ -114,7 +117,7 @@ def _depths(results: Results) -> str:
     head = ["set", "E[ℓ]", "the paper says", *(f"{LABELS[m]}: E[ℓ]" for m in models[1:])]
     lines = [_line(head), _line(["---"] * len(head))]
     for name, result in results.items():
-        depths = figures(result, "depth_mean")
+        depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
         first, *others = [_show(depths[model], 2) for model in models]
         lines.append(_line([name, first, claim, *others]))
@@ -137,7 +140,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
             ("rmse", "RMSE", published.RMSE),
             ("nll", "NLL", published.NLL),
         ):
-            row = figures(result, metric)
+            row = estimates(result, metric)
             finite = [row[m] for m in FINITE if m in row]
             for model in ("udn", *CHOSEN):
                 if model not in row or len(finite) < len(FINITE):
@@ -191,13 +194,13 @@ def _splits(result: Mapping[str, Any]) -> list[int]:
     return sorted({row["split"] for row in result["rows"]})
 
 
-def _digits(best: Figure) -> int:
+def _digits(best: Estimate) -> int:
     """Decimals that show the second digit of the standard error, or three of the mean."""
     size = best.error if best.error and math.isfinite(best.error) else abs(best.mean) / 10
     return min(6, max(2, 1 - math.floor(math.log10(size)))) if size > 0 else 3
 
 
-def _show(value: Figure, digits: int) -> str:
+def _show(value: Estimate, digits: int) -> str:
     mean = f"{value.mean:.{digits}f}".replace("-", "−")
     return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
 
@@ -217,11 +220,12 @@ def write(folder: Path) -> str:
         raise FileNotFoundError(f"{folder} has no results of a set, such as yacht.json")
     text = markdown(results)
     records.write_text(folder / "table.md", text)
-    panels = figure.draw(
-        {name: figures(result, "rmse") for name, result in results.items()},
-        {name: figures(result, "depth_mean") for name, result in results.items()},
+    errors, depths = (
+        {name: estimates(result, metric) for name, result in results.items()}
+        for metric in ("rmse", "depth_mean")
     )
-    records.write_text(folder / "figure.svg", panels)
+    drawn = render(lambda panels: figure.draw(panels, errors, depths), figure.SIZE)
+    records.write_text(folder / "figure.svg", drawn)
     return text
 
 
