@@ -26,15 +26,15 @@ from unbounded.experiments import cifar10 as study
 from unbounded.experiments import pages, records
 from unbounded.experiments.cifar10 import figures, jobs, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import Recipe, Run
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, few
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class
 
 EASY, HARD = published.EASY, published.HARD
 DOCS = Path(__file__).parents[1] / "docs" / "cifar10.md"
 
 
 def result(
-    run: Run, accuracy: float = 0.94, depth: float = 6.0, recipe: Recipe | None = None
+    run: CifarRun, accuracy: float = 0.94, depth: float = 6.0, recipe: Recipe | None = None
 ) -> dict:
     """What a run leaves behind, with numbers of our choice."""
     recipe = recipe or Recipe.named("fast")
@@ -286,7 +286,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, trainer, capsys):
 
 
 def test_a_trial_is_no_run_of_the_study(tmp_path, capsys):
-    trial = result(Run("5", 0))
+    trial = result(CifarRun("5", 0))
     trial["validation_accuracy"] = trial.pop("test_accuracy")
     records.write_json(tmp_path / "runs" / "5-all-seed0.json", trial)
     assert reproduce(tmp_path, "--no-train") == 2
@@ -396,7 +396,7 @@ def test_what_a_fixed_depth_does_not_use_does_not_keep_it_out(tmp_path, trainer,
 
 def test_few_images_of_each_class():
     images = some_images(9)
-    found = few(images, 40)
+    found = first_of_each_class(images, 40)
     assert len(found) == 40
     assert set(found.counts().values()) == {4}
     np.testing.assert_array_equal(found.x, images.x[:40])
@@ -406,7 +406,7 @@ def test_few_images_of_each_class():
 def test_tables_without_training(tmp_path, trainer, capsys):
     assert reproduce(tmp_path / "none", "--no-train") == 2
     assert "has no results of a run" in capsys.readouterr().err
-    run = Run("udn", 3)
+    run = CifarRun("udn", 3)
     records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9123))
     assert reproduce(tmp_path, "--no-train") == 0
     assert "91.23" in capsys.readouterr().out
@@ -612,7 +612,7 @@ def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, caps
 # Tables
 
 
-def study_of(*pairs: tuple[Run, float, float]) -> list[dict]:
+def study_of(*pairs: tuple[CifarRun, float, float]) -> list[dict]:
     return [result(run, accuracy, depth) for run, accuracy, depth in pairs]
 
 
@@ -626,10 +626,13 @@ def test_accuracy_beside_the_published():
     accuracies = [0.941, 0.947, 0.944]
     depths = [10.0, 11.0, 12.0]
     runs = study_of(
-        *[(Run("udn", s), a, d) for s, (a, d) in enumerate(zip(accuracies, depths, strict=True))],
-        (Run("5", 0), 0.92, 5),
-        (Run("7", 0), 0.93, 7),
-        (Run("udn", 0, EASY), 0.99, 2),
+        *[
+            (CifarRun("udn", s), a, d)
+            for s, (a, d) in enumerate(zip(accuracies, depths, strict=True))
+        ],
+        (CifarRun("5", 0), 0.92, 5),
+        (CifarRun("7", 0), 0.93, 7),
+        (CifarRun("udn", 0, EASY), 0.99, 2),
     )
     text = table.accuracy_table(runs)
     deviation = statistics.stdev([100 * a for a in accuracies])
@@ -646,14 +649,14 @@ def test_accuracy_beside_the_published():
 
 def test_the_udn_of_the_tables_is_of_one_kind():
     kinds = [(20.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
-    runs = study_of(*[(Run("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
+    runs = study_of(*[(CifarRun("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
     found = results.headline(runs)
     assert [(r["run"]["lambda0"], r["run"]["rule"]) for r in found] == [(1.0, "ascent")]
-    usual = study_of((Run("udn", 0), 0.93, 4))
+    usual = study_of((CifarRun("udn", 0), 0.93, 4))
     assert results.headline([*runs, *usual]) == usual
-    runs += study_of((Run("udn", 0), 0.93, 4), (Run("udn", 1), 0.94, 4))
+    runs += study_of((CifarRun("udn", 0), 0.93, 4), (CifarRun("udn", 1), 0.94, 4))
     assert [r["test_accuracy"] for r in results.headline(runs)] == [0.93, 0.94]
-    many = study_of(*[(Run("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
+    many = study_of(*[(CifarRun("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
     assert results.headline([*runs, *many])[-3:] == many  # where most seeds are
     text = table.accuracy_table(runs)
     assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 20")[3].strip("*") == "93.50 ± 0.71"
@@ -664,10 +667,10 @@ def test_the_udn_of_the_tables_is_of_one_kind():
 
 def test_easy_hard_and_all():
     runs = study_of(
-        (Run("udn", 0, EASY), 0.99, 2.5),
-        (Run("udn", 1, EASY), 0.98, 3.5),
-        (Run("udn", 0), 0.94, 9),
-        (Run("udn", 0, ("ship", "frog")), 0.97, 4),
+        (CifarRun("udn", 0, EASY), 0.99, 2.5),
+        (CifarRun("udn", 1, EASY), 0.98, 3.5),
+        (CifarRun("udn", 0), 0.94, 9),
+        (CifarRun("udn", 0, ("ship", "frog")), 0.97, 4),
     )
     text = table.classes_table(runs)
     assert cells(text, "deer")[1:] == [
@@ -687,7 +690,7 @@ def test_depth_from_each_start():
     ends = {("ascent", 1.0): [8.0, 10.0], ("ascent", 20.0): [10.0], ("gradient", 20.0): [20.0]}
     runs = study_of(
         *[
-            (Run("udn", seed, (), start, rule), 0.94, depth)
+            (CifarRun("udn", seed, (), start, rule), 0.94, depth)
             for (rule, start), depths in ends.items()
             for seed, depth in enumerate(depths)
         ]
@@ -698,7 +701,7 @@ def test_depth_from_each_start():
     # Of the means over seeds: (10 − 9) / 9.5.
     assert cells(text, "(max")[1] == "10.5%"
     assert cells(text, "(max")[4] == "one λ₀ alone"
-    assert "was not run" in table.starts_table(study_of((Run("5", 0), 0.9, 5)))
+    assert "was not run" in table.starts_table(study_of((CifarRun("5", 0), 0.9, 5)))
     assert results.relative_range([8.0, 12.0, 10.0]) == pytest.approx(0.4)
 
 
@@ -713,13 +716,13 @@ def test_what_was_reached_can_be_no():
     def missed(accuracy=(0.944, 0.944), hard_depth=6.0, five=0.93, hard=0.88, other=10.0):
         found = table.verdicts(
             study_of(
-                (Run("udn", 0), accuracy[0], 9),
-                (Run("udn", 1), accuracy[1], 9),
-                (Run("udn", 0, (), 1.0), 0.9, other),
-                (Run("udn", 0, EASY), 0.99, 3),
-                (Run("udn", 0, HARD), hard, hard_depth),
-                (Run("5", 0), five, 5),
-                (Run("10", 0), 0.92, 10),
+                (CifarRun("udn", 0), accuracy[0], 9),
+                (CifarRun("udn", 1), accuracy[1], 9),
+                (CifarRun("udn", 0, (), 1.0), 0.9, other),
+                (CifarRun("udn", 0, EASY), 0.99, 3),
+                (CifarRun("udn", 0, HARD), hard, hard_depth),
+                (CifarRun("5", 0), five, 5),
+                (CifarRun("10", 0), 0.92, 10),
             )
         )
         assert len(found) == 7
@@ -741,11 +744,11 @@ def test_what_was_reached_can_be_no():
     # (max − min) / mean of 9 and 11.5: 24.4 %; of 9 and 11.7: 26.1 %.
     assert missed(other=11.5) == []
     assert are(missed(other=11.7), starts)
-    assert not table.verdicts(study_of((Run("5", 0), 0.9, 5)))
+    assert not table.verdicts(study_of((CifarRun("5", 0), 0.9, 5)))
 
 
 def test_into_a_page(tmp_path, capsys):
-    run = Run("udn", 0)
+    run = CifarRun("udn", 0)
     records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9321))
     page = tmp_path / "page.md"
     page.write_text(DOCS.read_text())
@@ -783,8 +786,8 @@ def lines_of(axes, colour: str) -> list:
 
 def test_posteriors_of_each_group_and_seed():
     runs = study_of(
-        *[(Run("udn", seed, EASY), 0.99, 2) for seed in range(3)],
-        *[(Run("udn", seed), 0.94, 8) for seed in range(2)],
+        *[(CifarRun("udn", seed, EASY), 0.99, 2) for seed in range(3)],
+        *[(CifarRun("udn", seed), 0.94, 8) for seed in range(2)],
     )
     figure = drawing(figures.posterior, runs)
     (axes,) = figure.axes
@@ -800,14 +803,14 @@ def test_posteriors_of_each_group_and_seed():
 
 def test_evolution_of_both_rules():
     runs = study_of(
-        *[(Run("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
-        (Run("udn", 0, EASY), 0.99, 2),
+        *[(CifarRun("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
+        (CifarRun("udn", 0, EASY), 0.99, 2),
     )
     figure = drawing(figures.evolution, runs)
     assert [len(axes.lines) for axes in figure.axes] == [0, 3]
     assert notes(figure) == "no runs with the paper's rule (gradient)"
     assert entries(figure) == ["λ₀ = 1", "λ₀ = 5", "λ₀ = 20"]
-    more = study_of((Run("udn", 0, (), 5.0, "gradient"), 0.94, 12))
+    more = study_of((CifarRun("udn", 0, (), 5.0, "gradient"), 0.94, 12))
     figure = drawing(figures.evolution, runs + more)
     assert not notes(figure)
     assert [len(axes.lines) for axes in figure.axes] == [1, 3]
@@ -819,7 +822,7 @@ def test_evolution_of_both_rules():
 
 
 def test_accuracy_and_weight_of_each_depth():
-    runs = study_of((Run("udn", 4), 0.94, 8), (Run("udn", 7), 0.95, 9))
+    runs = study_of((CifarRun("udn", 4), 0.94, 8), (CifarRun("udn", 7), 0.95, 9))
     figure = drawing(figures.depths, runs)
     upper, lower = figure.axes
     assert [bar.get_height() for bar in lower.patches] == runs[0]["posterior"]
@@ -829,7 +832,9 @@ def test_accuracy_and_weight_of_each_depth():
 
 
 def test_curves_over_epochs():
-    runs = study_of((Run("5", 0), 0.92, 5), (Run("udn", 0), 0.94, 8), (Run("udn", 1), 0.93, 8))
+    runs = study_of(
+        (CifarRun("5", 0), 0.92, 5), (CifarRun("udn", 0), 0.94, 8), (CifarRun("udn", 1), 0.93, 8)
+    )
     figure = drawing(figures.curves, runs)
     for axes in figure.axes:
         assert len(lines_of(axes, figures.ORANGE)) == 2  # a line for each seed
@@ -845,7 +850,7 @@ def test_curves_over_epochs():
 
 
 def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
-    records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(Run("5", 0)))
+    records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(CifarRun("5", 0)))
     stale = tmp_path / "posterior.svg"
     stale.write_text("of runs that are gone")
     text = table.write(tmp_path)
@@ -858,7 +863,7 @@ def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
 
 def test_the_results_file_is_plain(tmp_path):
     """What the tests make up is what JSON holds."""
-    made = result(Run("udn", 0, EASY))
+    made = result(CifarRun("udn", 0, EASY))
     assert json.loads(json.dumps(made)) == made
     assert made["run"]["classes"] == list(EASY)
 
@@ -882,24 +887,28 @@ def test_changes_of_the_recipe_by_words():
 
 def test_family_and_prior_follow_the_rule():
     recipe = Recipe(width=4, layer_price=7.0, prior_rate=2.0)
-    paper = Run("udn", 0, (), 5.0, "gradient").build(recipe, 3, 10)
+    paper = CifarRun("udn", 0, (), 5.0, "gradient").build(recipe, 3, 10)
     assert type(paper.depth) is ub.TruncatedPoisson
     assert paper.depth_prior.config() == {"rate": 2.0}
-    ours = Run("udn", 0, (), 5.0).build(recipe, 3, 10)
+    ours = CifarRun("udn", 0, (), 5.0).build(recipe, 3, 10)
     assert isinstance(ours.depth, ub.TruncatedConwayMaxwell)
     assert ours.depth.concentration == 1  # it begins as a Poisson
     wider = dataclasses.replace(recipe, search_concentration=0.3)
-    assert Run("udn", 0).build(wider, 3, 10).depth.concentration == 0.3
+    assert CifarRun("udn", 0).build(wider, 3, 10).depth.concentration == 0.3
     assert ours.depth.rate == pytest.approx(5)
     log_prior = ours.depth_prior.log_prob(torch.arange(1, 5))
     assert log_prior.diff().tolist() == pytest.approx([-7.0] * 3)
-    assert type(Run("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
-    assert Run("3", 0).callbacks(recipe) == Run("udn", 0, rule="gradient").callbacks(recipe) == []
+    assert type(CifarRun("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
+    assert (
+        CifarRun("3", 0).callbacks(recipe)
+        == CifarRun("udn", 0, rule="gradient").callbacks(recipe)
+        == []
+    )
 
 
 def test_pairs_of_classes_make_more_passes_and_sharpen_in_proportion():
     recipe = Recipe(epochs=50, stretch=3.0, search=0.5, concentration=9.0)
-    for run, epochs in ((Run("udn", 0), 50), (Run("udn", 0, ("cat", "dog")), 150)):
+    for run, epochs in ((CifarRun("udn", 0), 50), (CifarRun("udn", 0, ("cat", "dog")), 150)):
         assert run.epochs(recipe) == epochs
         (sharpen,) = run.callbacks(recipe)
         assert (sharpen.epoch, sharpen.concentration) == (epochs // 2, 9.0)

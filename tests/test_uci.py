@@ -201,12 +201,14 @@ def test_a_file_that_the_server_does_not_have(tmp_path, monkeypatch, no_folder):
     with served(small_set()) as (handler, entry):
         del handler.files["/set/index_test_1.txt"]
         monkeypatch.setitem(uci.SETS, "yacht", entry)
-        with pytest.raises(uci.DataError, match=r"index_test_1\.txt cannot be had .*404.*--data"):
+        with pytest.raises(
+            uci.DataError, match=r"index_test_1\.txt cannot be fetched .*404.*--data"
+        ):
             uci.load("yacht", cache=tmp_path)
         handler.files["/set/index_test_1.txt"] = b"no numbers"
         with pytest.raises(uci.DataError, match="makes no sense"):
             uci.load("yacht", cache=tmp_path)
-    with pytest.raises(uci.DataError, match="cannot be had"):  # nobody is there any more
+    with pytest.raises(uci.DataError, match="cannot be fetched"):  # nobody is there any more
         uci.load("yacht", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -307,7 +309,7 @@ def test_members_of_a_population_do_not_meet():
     """A network's weights depend on its own rows, whoever is trained beside it."""
     rows = standardised(small_set(), np.arange(60), np.arange(60, 90))
     other = standardised(small_set(seed=1), np.arange(60), np.arange(60, 90))
-    plan = study.Plan("standard", (0,), ("udn", "f2"), TINY, (0,))
+    plan = study.UCISettings("standard", (0,), ("udn", "f2"), TINY, (0,))
     job = study.Job("udn", rows, 0.5, 3)
     (alone,) = study.train([job], plan)
     together = study.train([study.Job("f2", other, 0.1, 9), job], plan)[1]
@@ -443,7 +445,7 @@ def test_no_test_row_reaches_a_model_or_a_choice():
     poisoned = replace(clean, x=clean.x.copy(), y=clean.y.copy())
     poisoned.x[clean.test_masks[1]] = np.nan
     poisoned.y[clean.test_masks[1]] = 1e30
-    plan = study.Plan("standard", (1,), tuple(LABELS), TINY, (0, 1))
+    plan = study.UCISettings("standard", (1,), tuple(LABELS), TINY, (0, 1))
 
     def everything(data: uci.UCISet):
         choices = study.choose(data, plan, say=lambda words: None)
@@ -468,7 +470,7 @@ def test_the_better_candidate_is_chosen():
     """The scale with the least calibrated NLL on the validation parts, for each split alone."""
     data = small_set()
     recipe = replace(TINY, steps=300, scales=(0.01, 1.0))
-    plan = study.Plan("standard", (0, 2), ("f2",), recipe, (0,))
+    plan = study.UCISettings("standard", (0, 2), ("f2",), recipe, (0,))
     choices = study.choose(data, plan, say=lambda words: None)
     for choice in choices.values():
         assert choice.nll == min(choice.candidates.values()) == choice.candidates["1"]
@@ -486,7 +488,7 @@ def test_the_better_candidate_is_chosen():
 
 def test_a_network_that_diverges_is_not_chosen():
     data = small_set()
-    plan = study.Plan("standard", (0,), ("f2",), TINY, (0,))
+    plan = study.UCISettings("standard", (0,), ("f2",), TINY, (0,))
     real = study.train
 
     def diverging(jobs, plan, **options):

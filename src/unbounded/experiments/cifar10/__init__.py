@@ -15,8 +15,8 @@ from typing import Any
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
-from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, Recipe, Run
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, said
+from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, result_line
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
 QUICK: dict[str, Any] = {
@@ -133,7 +133,9 @@ def make_study(options: argparse.Namespace) -> Study:
     return Study(_folder(options), runs, recipe, quick)
 
 
-def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, device: str) -> None:
+def _train_all(
+    study: Study, wanted: list[CifarRun], options: argparse.Namespace, device: str
+) -> None:
     """Train, one after the other or several at once; then tables, figures, and how it went."""
     from unbounded.experiments.cifar10 import table
 
@@ -162,7 +164,7 @@ def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, dev
         print(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
-def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> None:
+def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str) -> None:
     minutes = options.minutes
     if options.until is not None:
         minutes = max(0.01, (options.until - time.time()) / 60)
@@ -176,7 +178,9 @@ def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: s
     )
 
 
-def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> list[str]:
+def _at_once(
+    study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str
+) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
     from unbounded.data import cifar10
 
@@ -196,7 +200,7 @@ def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device:
         if status:
             print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
         elif path.is_file():
-            print(said(run, records.read_json(path)), flush=True)
+            print(result_line(run, records.read_json(path)), flush=True)
         else:
             print(f"{name}: its time is up, its checkpoint is kept", flush=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unbounded.experiments import figures
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.results import Result, headline, label, over, select
+from unbounded.experiments.cifar10.results import Result, headline, label, select, spread_of
 from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> No
             for run in runs
         ]
         if runs:
-            accuracy = over(runs, "test_accuracy", 0.01).mean
-            mean = over(runs, "depth_mean").mean
+            accuracy = spread_of(runs, "test_accuracy", 0.01).mean
+            mean = spread_of(runs, "depth_mean").mean
             lines[0].set_label(f"{classes_label(group)}\n{accuracy:.1f} %, E[ℓ] {mean:.1f}")
             handles.append(lines[0])
         else:

@@ -82,7 +82,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
-def over(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
+def spread_of(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
     """A number of the runs, in multiples of `unit`."""
     return spread([result[key] / unit for result in results])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unbounded.experiments import StudyError, records
-from unbounded.experiments.cifar10.recipe import UDN_ONLY, Recipe, Run
+from unbounded.experiments.cifar10.recipe import UDN_ONLY, CifarRun, Recipe
 
 if TYPE_CHECKING:
     from unbounded.data.images import Images
@@ -37,23 +37,23 @@ class Study:
     """
 
     folder: Path
-    runs: Sequence[Run]
+    runs: Sequence[CifarRun]
     recipe: Recipe
     quick: bool = False
 
-    def result(self, run: Run) -> Path:
+    def result(self, run: CifarRun) -> Path:
         """The file of a run at its end."""
         return self.folder / "runs" / f"{run.name}.json"
 
-    def checkpoint(self, run: Run) -> Path:
+    def checkpoint(self, run: CifarRun) -> Path:
         """The file of a run on its way."""
         return self.folder / "runs" / f"{run.name}.checkpoint"
 
-    def missing(self) -> list[Run]:
+    def missing(self) -> list[CifarRun]:
         """The runs that are not at their end."""
         return [run for run in self.runs if not self.result(run).is_file()]
 
-    def prepare(self, *, resume: bool = False, again: bool = False) -> list[Run]:
+    def prepare(self, *, resume: bool = False, again: bool = False) -> list[CifarRun]:
         """Make the folder ready; returns the runs that are to be trained.
 
         A folder holds the runs of one recipe, so that its tables compare like with like.
@@ -106,7 +106,7 @@ class Study:
 
     def train(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[CifarRun],
         *,
         device: str,
         data: Path | None,
@@ -134,7 +134,8 @@ class Study:
         if self.quick:
             train, test = images
             images = cifar10.CIFAR10(
-                few(train, QUICK_IMAGES["train"]), few(test, QUICK_IMAGES["test"])
+                first_of_each_class(train, QUICK_IMAGES["train"]),
+                first_of_each_class(test, QUICK_IMAGES["test"]),
             )
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
@@ -153,17 +154,17 @@ class Study:
             if found is None:
                 print(f"{run.name}: its time is up, its checkpoint is kept", flush=True)
                 return
-            print(said(run, found), flush=True)
+            print(result_line(run, found), flush=True)
 
 
-def few(images: "Images", count: int) -> "Images":
+def first_of_each_class(images: "Images", count: int) -> "Images":
     """About `count` of the images, the first ones of each class, in their order."""
     each = -(-count // len(images.classes))
     rows = [np.flatnonzero(images.y == label)[:each] for label in range(len(images.classes))]
     return images.take(np.sort(np.concatenate(rows)))
 
 
-def said(run: Run, result: dict[str, Any]) -> str:
+def result_line(run: CifarRun, result: dict[str, Any]) -> str:
     """A run at its end, in one line."""
     return (
         f"{run.name}: {result['test_accuracy']:.2%}, E[ℓ] {result['depth_mean']:.2f}, "

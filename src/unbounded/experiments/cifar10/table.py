@@ -16,10 +16,10 @@ from unbounded.experiments.cifar10.results import (
     Spread,
     headline,
     label,
-    over,
     read,
     relative_range,
     select,
+    spread_of,
 )
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import rewrite
@@ -60,7 +60,7 @@ def accuracy_table(results: Sequence[Result]) -> str:
         other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
         if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
             rows.append((_udn_label(other), None, other))
-    best = max((over(r, "test_accuracy").mean for _, _, r in rows if r), default=None)
+    best = max((spread_of(r, "test_accuracy").mean for _, _, r in rows if r), default=None)
     head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
     lines = _head([*head, "E[ℓ]", "m", "minutes"])
     for name, known, runs in rows:
@@ -72,16 +72,16 @@ def accuracy_table(results: Sequence[Result]) -> str:
 
 
 def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
-    accuracy = over(runs, "test_accuracy")
+    accuracy = spread_of(runs, "test_accuracy")
     shown = _percent(accuracy)
     return [
         f"**{shown}**" if accuracy.mean == best else shown,
         str(accuracy.seeds),
-        _show(over(runs, "test_log_score"), 3),
-        _show(over(runs, "test_ece"), 3),
-        _show(over(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
+        _show(spread_of(runs, "test_log_score"), 3),
+        _show(spread_of(runs, "test_ece"), 3),
+        _show(spread_of(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
         _integers(runs, "max_depth"),
-        f"{over(runs, 'seconds', 60).mean:.1f}",
+        f"{spread_of(runs, 'seconds', 60).mean:.1f}",
     ]
 
 
@@ -99,9 +99,9 @@ def classes_table(results: Sequence[Result]) -> str:
         if not runs:
             lines.append(_line([*cells, "not run", "–", "–", "–", "–"]))
             continue
-        cells += [_percent(over(runs, "test_accuracy"))]
+        cells += [_percent(spread_of(runs, "test_accuracy"))]
         cells += [", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)]
-        cells += [_show(over(runs, "depth_mean"), 2)]
+        cells += [_show(spread_of(runs, "depth_mean"), 2)]
         cells += [", ".join(f"{r['depth_mean']:.2f}" for r in runs)]
         lines.append(_line([*cells, _integers(runs, "max_depth")]))
     return "\n".join([*lines, "", f"All with {_described(results)}.", ""])
@@ -125,8 +125,8 @@ def starts_table(results: Sequence[Result]) -> str:
             if not runs:
                 cells += ["–", "–", "–"]
                 continue
-            depth = over(runs, "depth_mean")
-            cells += [_show(depth, 2), _percent(over(runs, "test_accuracy")), str(depth.seeds)]
+            depth = spread_of(runs, "depth_mean")
+            cells += [_show(depth, 2), _percent(spread_of(runs, "test_accuracy")), str(depth.seeds)]
         lines.append(_line(cells))
     cells = ["(max − min) / mean"]
     for rule in rules:
@@ -143,14 +143,14 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     main = headline(results)
     if main:
-        ours = over(main, "test_accuracy", 0.01)
+        ours = spread_of(main, "test_accuracy", 0.01)
         reach = round(ours.mean + (ours.deviation or 0.0), 6)  # 94.39999… is 94.4
         paper = next(row for row in published.TABLE if row.model == "udn")
         found[f"UDN as good as the paper's {paper.mean}"] = reach >= paper.mean
         full = select(results, classes=())
         depths = {r["run"]["model"] for r in full} - {"udn"}
         if len(depths) > 1:
-            means = [over(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
+            means = [spread_of(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
             best = round(max(means), 6)
             count = len(depths)
             found[f"UDN as good as the best of {count} fixed depths"] = reach >= best
@@ -168,7 +168,7 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
         claim = "E[ℓ] grows from deer + automobile to cat + dog to all ten, whatever the seeds"
         found[claim] = max(easy) < min(hard) and max(hard) < min(everything)
         for group in (published.EASY, published.HARD):
-            accuracy = over(headline(results, group), "test_accuracy", 0.01)
+            accuracy = spread_of(headline(results, group), "test_accuracy", 0.01)
             known = published.ACCURACY[group]
             good = round(accuracy.mean + (accuracy.deviation or 0.0)) >= known
             found[f"UDN as good as the paper's {known:.0f} on {classes_label(group)}"] = good
@@ -179,7 +179,7 @@ def _ends(results: Sequence[Result], rule: str) -> dict[float, float]:
     """λ₀ ↦ E[ℓ] at the end on all ten classes, averaged over seeds."""
     full = select(results, "udn", (), rule=rule)
     starts = sorted({r["run"]["lambda0"] for r in full})
-    return {start: over(select(full, lambda0=start), "depth_mean").mean for start in starts}
+    return {start: spread_of(select(full, lambda0=start), "depth_mean").mean for start in starts}
 
 
 def _by_seed(runs: Sequence[Result]) -> list[float]:
@@ -211,8 +211,8 @@ def _conditions(results: Sequence[Result]) -> str:
         groups.setdefault(key, []).append(result)
     for (model, classes), runs in groups.items():
         cells = [f"{model}, {classes}", str(len(runs))]
-        cells += [f"{over(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
-        cells += [f"{over(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
+        cells += [f"{spread_of(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
+        cells += [f"{spread_of(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
         lines.append(_line(cells))
     total = sum(r["seconds"] for r in results) / 60
     settings = ", ".join(f"{key} {_plain(value)}" for key, value in recipe.items())

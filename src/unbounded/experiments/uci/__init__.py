@@ -19,7 +19,7 @@ from unbounded.data import uci
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
-from unbounded.experiments.uci.study import Plan, estimate, run_set
+from unbounded.experiments.uci.study import UCISettings, estimate, run_set
 
 QUICK = Recipe(width=50, steps=800, scales=(0.3, 1.0), parts=1)
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy"), 3
@@ -134,7 +134,7 @@ def added(there: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_plan(options: argparse.Namespace) -> Plan:
+def make_plan(options: argparse.Namespace) -> UCISettings:
     """What the options ask for, before any set is read.
 
     Raises:
@@ -163,17 +163,17 @@ def make_plan(options: argparse.Namespace) -> Plan:
     ):
         raise StudyError(f"--splits must be standard, gap or a number, got {options.splits!r}")
     models = [m for m in LABELS if m in models]
-    return Plan(kind, (), models, recipe, seeds, options.device, options.chunk)
+    return UCISettings(kind, (), models, recipe, seeds, options.device, options.chunk)
 
 
-def _for_set(plan: Plan, data: uci.UCISet, splits: str) -> Plan:
+def _for_set(plan: UCISettings, data: uci.UCISet, splits: str) -> UCISettings:
     count = len(data.masks(plan.kind))
     if splits.isdecimal():
         count = min(count, int(splits))
     return replace(plan, splits=range(count))
 
 
-def describe(plan: Plan, data: uci.UCISet) -> dict[str, Any]:
+def describe(plan: UCISettings, data: uci.UCISet) -> dict[str, Any]:
     """All that the results depend on, but the machine."""
     return {
         "kind": plan.kind,
@@ -185,7 +185,7 @@ def describe(plan: Plan, data: uci.UCISet) -> dict[str, Any]:
     }
 
 
-def _estimate(names: list[str], options: argparse.Namespace, plan: Plan) -> None:
+def _estimate(names: list[str], options: argparse.Namespace, plan: UCISettings) -> None:
     total = 0.0
     for name in names:
         data = uci.load(name, options.data)

@@ -60,7 +60,7 @@ def variant(words: str) -> Variant:
     return Variant(**changes)
 
 
-def candidates(data: uci.UCISet, plan: study.Plan) -> list[Row]:
+def candidates(data: uci.UCISet, plan: study.UCISettings) -> list[Row]:
     """How every split, network and scale of the plan does on the validation parts."""
     return [
         {"set": data.name, "split": int(split), "model": name, "scale": scale, **scored(held_out)}
@@ -207,7 +207,9 @@ def _mean(values: Sequence[float]) -> str:
     return f"{mean:.3f} ± {error:.3f}"
 
 
-def run(data: uci.UCISet, plan: study.Plan, kept: list[Row], path: Path | None = None) -> None:
+def run(
+    data: uci.UCISet, plan: study.UCISettings, kept: list[Row], path: Path | None = None
+) -> None:
     """Train what is missing, model by model, and add it to `kept` and to the file."""
     for name in plan.singles:
         mine = [row for row in kept if (row["set"], row["model"]) == (data.name, name)]
@@ -222,7 +224,9 @@ def run(data: uci.UCISet, plan: study.Plan, kept: list[Row], path: Path | None =
             print(words, file=sys.stderr, flush=True)
 
 
-def _missing(plan: study.Plan, there: set[tuple[int, float]]) -> dict[tuple[float, ...], list[int]]:
+def _missing(
+    plan: study.UCISettings, there: set[tuple[int, float]]
+) -> dict[tuple[float, ...], list[int]]:
     """Scales that are still to be trained → the splits of which that is so."""
     found: dict[tuple[float, ...], list[int]] = {}
     for split in plan.splits:
@@ -277,7 +281,9 @@ def main(arguments: list[str] | None = None) -> int:
         kept = document["rows"]
     for name in names:
         data = uci.load(name, options.data)
-        plan = study.Plan("standard", numbers, wanted, recipe, (0,), options.device, None, known)
+        plan = study.UCISettings(
+            "standard", numbers, wanted, recipe, (0,), options.device, None, known
+        )
         run(data, plan, kept, options.out)
         shown = [
             row
