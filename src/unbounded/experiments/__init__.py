@@ -18,6 +18,11 @@ class Study(NamedTuple):
     about: str
 
 
+def listed(words: str) -> list[str]:
+    """The words between commas or blanks, as in options such as `--models udn,5`."""
+    return words.replace(",", " ").split()
+
+
 STUDIES: dict[str, Study] = {
     "cifar10": Study(
         "unbounded.experiments.cifar10",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from unbounded.data.cifar10 import ALIASES, CLASSES
+from unbounded.experiments import listed
 from unbounded.experiments.cifar10.published import EASY, HARD
 from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES, CifarRun
 
@@ -124,11 +125,6 @@ def classes_of(words: Iterable[str] | None) -> tuple[tuple[str, ...], ...] | Non
 def classes_label(classes: Sequence[str]) -> str:
     """A group of classes for people."""
     return " + ".join(classes) or "all ten classes"
-
-
-def listed(words: str) -> list[str]:
-    """Words between commas or blanks."""
-    return words.replace(",", " ").split()
 
 
 def _group(word: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from unbounded.experiments.cifar10.results import (
     spread_of,
 )
 from unbounded.experiments.cifar10.study import MARK
-from unbounded.experiments.pages import rewrite
+from unbounded.experiments.pages import markdown_table, rewrite
 
 RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
 ALIKE = 0.25
@@ -45,30 +45,32 @@ def markdown(results: Sequence[Result]) -> str:
 def accuracy_table(results: Sequence[Result]) -> str:
     """Table 2: published figures beside ours."""
     full = select(results, classes=())
-    rows: list[tuple[str, published.Published | None, list[Result]]] = []
+    models: list[tuple[str, published.Published | None, list[Result]]] = []
     printed = {row.model: row for row in published.TABLE if row.model is not None}
     depths = {int(m) for m in printed if m != "udn"}
     depths |= {int(r["run"]["model"]) for r in full if r["run"]["model"] != "udn"}
     for depth in sorted(depths):
         known = printed.get(str(depth))
         name = known.label if known else label(str(depth))
-        rows.append((name, known, select(full, str(depth))))
-    rows += [(row.label, row, []) for row in published.TABLE if row.model is None]
+        models.append((name, known, select(full, str(depth))))
+    models += [(row.label, row, []) for row in published.TABLE if row.model is None]
     main = headline(results)
-    rows.append((_udn_label(main), printed["udn"], main))
+    models.append((_udn_label(main), printed["udn"], main))
     for rule in RULES:  # the other rule, from the same λ₀
         other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
         if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
-            rows.append((_udn_label(other), None, other))
-    best = max((spread_of(r, "test_accuracy").mean for _, _, r in rows if r), default=None)
+            models.append((_udn_label(other), None, other))
+    best = max((spread_of(r, "test_accuracy").mean for _, _, r in models if r), default=None)
     head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
-    lines = _head([*head, "E[ℓ]", "m", "minutes"])
-    for name, known, runs in rows:
+    head += ["E[ℓ]", "m", "minutes"]
+    rows = []
+    for name, known, runs in models:
         cells = [name, "–", "–"]
         if known is not None:
             cells[1:] = [f"{known.mean:.1f} ± {known.deviation:.1f}", known.source]
-        lines.append(_line(cells + (_cells(runs, best) if runs else ["–"] * 7)))
-    return "\n".join([*lines, "", f"± is a standard deviation over runs. {published.SOURCE}.", ""])
+        rows.append(cells + (_cells(runs, best) if runs else ["–"] * 7))
+    note = f"\n± is a standard deviation over runs. {published.SOURCE}.\n"
+    return markdown_table(head, rows) + note
 
 
 def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
@@ -91,20 +93,21 @@ def classes_table(results: Sequence[Result]) -> str:
     order = [published.EASY, published.HARD, ()]
     order += [group for group in groups if group not in order]
     head = ["classes", "accuracy, paper", "accuracy, ours", "seed by seed"]
-    lines = _head([*head, "E[ℓ]", "seed by seed", "m"])
+    head += ["E[ℓ]", "seed by seed", "m"]
+    rows = []
     for group in order:
         runs = headline(results, group)
         known = published.ACCURACY.get(group)
         cells = [classes_label(group), "–" if known is None else f"{known:.0f}"]
         if not runs:
-            lines.append(_line([*cells, "not run", "–", "–", "–", "–"]))
+            rows.append([*cells, "not run", "–", "–", "–", "–"])
             continue
         cells += [_percent(spread_of(runs, "test_accuracy"))]
         cells += [", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)]
         cells += [_show(spread_of(runs, "depth_mean"), 2)]
         cells += [", ".join(f"{r['depth_mean']:.2f}" for r in runs)]
-        lines.append(_line([*cells, _integers(runs, "max_depth")]))
-    return "\n".join([*lines, "", f"All with {_described(results)}.", ""])
+        rows.append([*cells, _integers(runs, "max_depth")])
+    return markdown_table(head, rows) + f"\nAll with {_described(results)}.\n"
 
 
 def starts_table(results: Sequence[Result]) -> str:
@@ -117,7 +120,7 @@ def starts_table(results: Sequence[Result]) -> str:
     head = ["λ₀"]
     for rule in rules:
         head += [f"E[ℓ], {RULE_LABELS[rule]}", "accuracy, %", "seeds"]
-    lines = _head(head)
+    rows = []
     for start in starts:
         cells = [f"{start:g}"]
         for rule in rules:
@@ -127,12 +130,12 @@ def starts_table(results: Sequence[Result]) -> str:
                 continue
             depth = spread_of(runs, "depth_mean")
             cells += [_show(depth, 2), _percent(spread_of(runs, "test_accuracy")), str(depth.seeds)]
-        lines.append(_line(cells))
+        rows.append(cells)
     cells = ["(max − min) / mean"]
     for rule in rules:
         ends = list(_ends(full, rule).values())
         cells += [f"{relative_range(ends):.1%}" if len(ends) > 1 else "one λ₀ alone", "", ""]
-    return "\n".join([*lines, _line(cells), ""])
+    return markdown_table(head, [*rows, cells])
 
 
 def verdicts(results: Sequence[Result]) -> dict[str, bool]:
@@ -190,9 +193,8 @@ def _verdicts(results: Sequence[Result]) -> str:
     found = verdicts(results)
     if not found:
         return "Too little was run to tell.\n"
-    lines = _head(["claim", "reached"])
-    lines += [_line([claim, "yes" if good else "no"]) for claim, good in found.items()]
-    return "\n".join(lines) + "\n"
+    rows = [[claim, "yes" if good else "no"] for claim, good in found.items()]
+    return markdown_table(["claim", "reached"], rows)
 
 
 def _conditions(results: Sequence[Result]) -> str:
@@ -203,7 +205,8 @@ def _conditions(results: Sequence[Result]) -> str:
         for r in results
     )
     head = ["run", "runs", "minutes", "of that capturing and compiling", "seconds an epoch"]
-    lines = _head([*head, "layers"])
+    head += ["layers"]
+    rows = []
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         run = result["run"]
@@ -213,17 +216,11 @@ def _conditions(results: Sequence[Result]) -> str:
         cells = [f"{model}, {classes}", str(len(runs))]
         cells += [f"{spread_of(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
         cells += [f"{spread_of(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
-        lines.append(_line(cells))
+        rows.append(cells)
     total = sum(r["seconds"] for r in results) / 60
     settings = ", ".join(f"{key} {_plain(value)}" for key, value in recipe.items())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.",
-            "",
-        ]
-    )
+    note = f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.\n"
+    return markdown_table(head, rows) + "\n" + note
 
 
 def _udn_label(runs: Sequence[Result]) -> str:
@@ -264,14 +261,6 @@ def _show(value: Spread, digits: int) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _head(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), _line(["---"] * len(cells))]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 # Files

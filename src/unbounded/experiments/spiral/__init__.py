@@ -34,66 +34,42 @@ from unbounded.experiments.spiral.recipe import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the study."""
-    numbers: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "X"}
-    parser.add_argument("--device", default=None, help="cpu or cuda; cuda if there is one")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        default=MODELS,
-        metavar="NAME",
-        help="udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
-        "(default: udn omega1-10 dun10)",
-    )
-    parser.add_argument("--omegas", default=list(OMEGAS), help="rotation speeds", **numbers)
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, … (default: 5)")
-    parser.add_argument("--epochs", type=int, default=4000, help="(default: 4000)")
-    parser.add_argument("--lr", default=[0.005], help="learning rates (default: 0.005)", **numbers)
-    parser.add_argument(
-        "--init",
-        nargs="+",
-        default=["default"],
-        choices=sorted(INITS),
-        help="initialisation of every model: torch's default (the paper's), he, or identity",
-    )
-    parser.add_argument("--width", type=int, default=32, help="(default: 32)")
-    parser.add_argument("--rate", type=float, default=1.0, help="the UDN's first λ (default: 1)")
-    parser.add_argument(
-        "--concentrated-rate",
-        type=float,
-        default=4.0,
-        help="udn-concentrated's first μ (default: 4)",
-    )
-    parser.add_argument("--concentration", type=float, default=4.0, help="and its ν (default: 4)")
-    parser.add_argument(
-        "--depth-lr-ratio",
-        type=float,
-        default=0.1,
-        help="λ's rate over the weights' (default: 0.1)",
-    )
-    parser.add_argument(
-        "--dun-depth-lr-ratio", type=float, default=1.0, help="the same for DUN (default: 1)"
-    )
-    parser.add_argument(
-        "--depth-warmup",
-        type=int,
-        default=0,
-        metavar="EPOCHS",
-        help="hold q(ℓ) of UDN and DUN still for this many epochs (default: 0)",
-    )
-    parser.add_argument(
-        "--average", type=float, metavar="DECAY", help="average every model's weights over steps"
-    )
-    parser.add_argument(
-        "--schedule", choices=sorted(SCHEDULES), default="constant", help="of the learning rates"
-    )
-    parser.add_argument(
-        "--members", type=int, default=1, help="models in an ensemble, for every model (default: 1)"
-    )
-    parser.add_argument("--no-references", action="store_true", help="no neighbours, SVM, limit")
-    parser.add_argument("--quick", action="store_true", help="a coarse study in a minute or two")
-    parser.add_argument("--chunk", type=int, help="networks at a time; all by default")
-    parser.add_argument("--resume", action="store_true", help="go on where this was interrupted")
-    parser.add_argument("--out", type=Path, default=Path("results/spiral"), help="folder to write")
+    add = parser.add_argument
+    many: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "X"}
+    models = "udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
+    models += "(default: udn omega1-10 dun10)"
+    inits = "initialisation of every model: torch's default (the paper's), he, or identity"
+    add("--device", default=None, help="cpu or cuda; cuda if there is one")
+    add("--models", nargs="+", default=MODELS, metavar="NAME", help=models)
+    add("--omegas", default=list(OMEGAS), help="rotation speeds", **many)
+    add("--lr", default=[0.005], help="learning rates (default: 0.005)", **many)
+    add("--init", nargs="+", default=["default"], choices=sorted(INITS), help=inits)
+    for option, about in _NUMBERS.items():
+        usual = getattr(Settings, option.replace("-", "_"))
+        add(f"--{option}", type=type(usual), default=usual, help=f"{about} (default: {usual:g})")
+    add("--average", type=float, metavar="DECAY", help="average every model's weights over steps")
+    schedules = sorted(SCHEDULES)
+    add("--schedule", choices=schedules, default="constant", help="of the learning rates")
+    add("--no-references", action="store_true", help="no neighbours, SVM, limit")
+    add("--quick", action="store_true", help="a coarse study in a minute or two")
+    add("--chunk", type=int, help="networks at a time; all by default")
+    add("--resume", action="store_true", help="go on where this was interrupted")
+    add("--out", type=Path, default=Path("results/spiral"), help="folder to write")
+
+
+_NUMBERS = {
+    "seeds": "how many: 0, 1, …",
+    "epochs": "passes over the data",
+    "width": "of hidden layers",
+    "rate": "the UDN's first λ",
+    "concentrated-rate": "udn-concentrated's first μ",
+    "concentration": "and its ν",
+    "depth-lr-ratio": "λ's learning rate over the weights'",
+    "dun-depth-lr-ratio": "the same for DUN",
+    "depth-warmup": "hold q(ℓ) of UDN and DUN still for this many epochs",
+    "members": "models in an ensemble, for every model",
+}
+"""Options that are one number of `Settings`, and what they mean."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

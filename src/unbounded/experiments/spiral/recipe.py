@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -51,20 +51,14 @@ class Settings:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     """The settings that the options ask for, checked."""
-    models = list(dict.fromkeys(name for word in options.models for name in _names(word)))
-    values: dict[str, Any] = {
-        "models": tuple(models),
+    values = {f.name: getattr(options, f.name) for f in fields(Settings) if f.name in options}
+    values |= {
+        "models": tuple(dict.fromkeys(n for word in options.models for n in _names(word))),
         "omegas": tuple(options.omegas),
         "lr": tuple(options.lr),
         "init": tuple(dict.fromkeys(options.init)),
         "references": not options.no_references,
     }
-    for name in ("seeds", "epochs", "width", "rate", "depth_lr_ratio", "dun_depth_lr_ratio"):
-        values[name] = getattr(options, name)
-    for name in ("concentrated_rate", "concentration"):
-        values[name] = getattr(options, name)
-    for name in ("depth_warmup", "average", "schedule", "members"):
-        values[name] = getattr(options, name)
     if options.quick:  # what was not asked for otherwise
         usual = Settings(models=())
         coarse = {"omegas": (2.0, 10.0, 18.0, 26.0), "seeds": 2, "epochs": 400}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unbounded.data import uci
-from unbounded.experiments import StudyError, records
+from unbounded.experiments import StudyError, listed, records
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
     from unbounded.experiments.uci import table  # a command of its own, with `python -m`
 
     plan = make_plan(options)
-    chosen = _list(options.datasets) if options.datasets else None
+    chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
     out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
@@ -144,13 +144,13 @@ def make_plan(options: argparse.Namespace) -> UCISettings:
     changes = {k: v for k, v in (("width", options.width), ("steps", options.steps)) if v}
     try:
         recipe = replace(recipe, **changes)
-        seeds = [int(seed) for seed in _list(options.seeds)]
+        seeds = [int(seed) for seed in listed(options.seeds)]
         device = torch.device(options.device)
     except (ValueError, RuntimeError) as error:
         raise StudyError(str(error)) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StudyError("--device cuda: there is no CUDA device here")
-    models = _list(options.models) if options.models else list(LABELS)
+    models = listed(options.models) if options.models else list(LABELS)
     unknown = [m for m in models if m not in LABELS]
     if unknown:
         raise StudyError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
@@ -193,7 +193,3 @@ def _estimate(names: list[str], options: argparse.Namespace, plan: UCISettings) 
         total += seconds
         print(f"{name}: about {seconds:.0f} s", flush=True)
     print(f"all: about {total / 60:.1f} minutes")
-
-
-def _list(words: str) -> list[str]:
-    return [word for word in words.replace(",", " ").split() if word]

@@ -13,7 +13,7 @@ from typing import Any
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
 from unbounded.experiments.figures import render
-from unbounded.experiments.pages import rewrite
+from unbounded.experiments.pages import markdown_table, rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
 from unbounded.experiments.uci.published import Estimate
@@ -79,7 +79,7 @@ def _metric_table(
     each = {name: estimates(result, metric) for name, result in results.items()}
     models = [model for model in LABELS if any(model in row for row in each.values())]
     head = ["set", "splits", *(LABELS[m] for m in models), *others]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, row in each.items():
         best = min(row.values(), key=lambda f: f.mean)
         digits = _digits(best)
@@ -88,8 +88,8 @@ def _metric_table(
             cell = _show(row[model], digits) if model in row else "–"
             cells.append(f"**{cell}**" if row.get(model) == best else cell)
         cells += [_show(f[name], digits) if name in f else "–" for f in others.values()]
-        lines.append(_line([name, str(len(_splits(results[name]))), *cells]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, str(len(_splits(results[name]))), *cells])
+    return markdown_table(head, rows)
 
 
 def _coverage(results: Results) -> str:
@@ -97,17 +97,17 @@ def _coverage(results: Results) -> str:
     models = models or [m for m in LABELS if _has(results, m)][:3]
     levels = list(next(iter(results.values()))["rows"][0]["coverage"])
     head = ["set", *(f"{LABELS[m]}, {float(v):.0%}" for m in models for v in levels)]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, result in results.items():
         cells = []
         for model in models:
-            rows = [row for row in result["rows"] if row["model"] == model]
+            mine = [row for row in result["rows"] if row["model"] == model]
             for level in levels:
-                inside = sum(row["coverage"][level] for row in rows) / len(rows)
-                width = sum(row["width"][level] for row in rows) / len(rows)
+                inside = sum(row["coverage"][level] for row in mine) / len(mine)
+                width = sum(row["width"][level] for row in mine) / len(mine)
                 cells.append(f"{inside:.1%} ({width:.3g})")
-        lines.append(_line([name, *cells]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, *cells])
+    return markdown_table(head, rows)
 
 
 def _depths(results: Results) -> str:
@@ -115,13 +115,13 @@ def _depths(results: Results) -> str:
         return "The UDN was not run.\n"
     models = [m for m in ("udn", *CHOSEN) if _has(results, m)]
     head = ["set", "E[ℓ]", "the paper says", *(f"{LABELS[m]}: E[ℓ]" for m in models[1:])]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, result in results.items():
         depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
         first, *others = [_show(depths[model], 2) for model in models]
-        lines.append(_line([name, first, claim, *others]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, first, claim, *others])
+    return markdown_table(head, rows)
 
 
 def verdicts(results: Results) -> dict[str, dict[str, bool]]:
@@ -164,26 +164,26 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
 
 
 def _verdicts(results: Results) -> str:
-    lines = [_line(["claim", "sets", "not on"]), _line(["---"] * 3)]
+    rows = []
     for claim, sets in verdicts(results).items():
         missing = ", ".join(name for name, good in sets.items() if not good)
-        lines.append(_line([claim, f"{sum(sets.values())} of {len(sets)}", missing or "–"]))
-    return "\n".join(lines) + "\n"
+        rows.append([claim, f"{sum(sets.values())} of {len(sets)}", missing or "–"])
+    return markdown_table(["claim", "sets", "not on"], rows)
 
 
 def _times(results: Results) -> str:
     names = list(next(iter(results.values()))["seconds"])
     head = ["set", "device", *(f"{n}, s" for n in names), "all, s"]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     total = 0.0
     for name, result in results.items():
         runs = [result, *result.get("added", [])]
         seconds = [sum(run["seconds"][n] for run in runs) for n in names]
         total += sum(seconds)
         device = result["versions"]["device"]
-        lines.append(_line([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])]))
-    lines.append(_line(["all", "", *[""] * len(names), f"{total:.0f}"]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])])
+    rows.append(["all", "", *[""] * len(names), f"{total:.0f}"])
+    return markdown_table(head, rows)
 
 
 def _has(results: Results, model: str) -> bool:
@@ -203,10 +203,6 @@ def _digits(best: Estimate) -> int:
 def _show(value: Estimate, digits: int) -> str:
     mean = f"{value.mean:.{digits}f}".replace("-", "−")
     return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def write(folder: Path) -> str:

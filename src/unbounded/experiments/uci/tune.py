@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from unbounded import metrics
 from unbounded.data import uci
-from unbounded.experiments import records
+from unbounded.experiments import listed, records
 from unbounded.experiments.uci import scores, study
 from unbounded.experiments.uci.models import FINITE, VARIANTS, Variant
 from unbounded.experiments.uci.recipe import Recipe
@@ -258,17 +258,17 @@ def main(arguments: list[str] | None = None) -> int:
     add("--out", type=Path, help="a file that keeps all candidates")
     add("--device", default="cpu")
     options = parser.parse_args(arguments)
-    models = _list(options.models)
+    models = listed(options.models)
     try:
         recipe = replace(Recipe(), steps=options.steps)
         if options.scales:
-            recipe = replace(recipe, scales=tuple(map(float, _list(options.scales))))
+            recipe = replace(recipe, scales=tuple(map(float, listed(options.scales))))
         numbers = splits(options.splits)
         variants = {words: variant(words) for words in options.variants}
         unknown = [m for m in models if m not in (*FINITE, *VARIANTS, "dun")]
         if unknown or not models:
             raise ValueError(f"--models must be of {', '.join([*FINITE, *VARIANTS, 'dun'])}")
-        names = uci.names(_list(options.datasets))
+        names = uci.names(listed(options.datasets))
     except (ValueError, uci.DataError) as error:
         parser.error(str(error))
     known: Mapping[str, Variant] = {**VARIANTS, **variants}
@@ -300,14 +300,10 @@ def splits(words: str) -> list[int]:
     Raises:
         ValueError: if it is neither.
     """
-    numbers = [int(word) for word in _list(words)]
+    numbers = [int(word) for word in listed(words)]
     if not numbers or min(numbers) < 0:
         raise ValueError(f"--splits must be a number, or numbers with commas, got {words!r}")
     return numbers if "," in words else list(range(numbers[0]))
-
-
-def _list(words: str) -> list[str]:
-    return [word for word in words.replace(",", " ").split() if word]
 
 
 if __name__ == "__main__":
