@@ -320,7 +320,7 @@ def test_minutes_are_for_all_runs_together(tmp_path, trainer, capsys, monkeypatc
     assert reproduce(tmp_path, *words, "--minutes", "5") == 0
     assert [call["minutes"] for call in trainer.calls] == pytest.approx([5.0, 3.0, 1.0])
     said = capsys.readouterr().out
-    assert "20-all-seed0: its time is up, its checkpoint is kept" in said
+    assert "20-all-seed0: out of time, its checkpoint is kept" in said
     assert "2 of 4 runs" in said
     assert "go on with --resume" in said
     assert (tmp_path / "table.md").is_file()
@@ -598,7 +598,7 @@ def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, caps
     words = ("--models", "udn,5,10", "--classes", "all", "--seeds", "1", "--jobs", "2")
     assert reproduce(out, *words) == 2
     said = capsys.readouterr()
-    assert "1 of 3 runs failed: 10-all-seed0; their words are in" in said.err
+    assert "1 of 3 runs failed: 10-all-seed0; their output is in" in said.err
     assert "5-all-seed0: 94.00%" in said.out
     assert "FileNotFoundError" in (out / "logs" / "10-all-seed0.log").read_text()
     assert (out / "table.md").is_file()  # of those that did not

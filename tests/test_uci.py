@@ -546,7 +546,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert reproduce(*common, "--resume") == 0
     assert "yacht: kept from" in capsys.readouterr().out
     assert reproduce(*common, "--resume", "--width", "7") == 2
-    assert "was run otherwise" in capsys.readouterr().out
+    assert "was made with other settings" in capsys.readouterr().out
     (out / "table.md").unlink()
     assert table.main([str(out)]) == 0
     assert (out / "table.md").read_text() == before

@@ -107,7 +107,7 @@ def make_study(options: argparse.Namespace) -> Study:
     """What the options ask for, before anything is read or written.
 
     Raises:
-        StudyError: if they ask for what cannot be.
+        StudyError: if they contradict each other or are out of range.
     """
     quick = options.quick
     try:
@@ -157,7 +157,7 @@ def _train_all(
     if failed:
         raise StudyError(
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
-            f"their words are in {study.folder / 'logs'}"
+            f"their output is in {study.folder / 'logs'}"
         )
     print(f"{_progress(study)}; {(time.monotonic() - start) / 60:.1f} minutes")
     if study.missing():
@@ -202,7 +202,7 @@ def _at_once(
         elif path.is_file():
             print(result_line(run, records.read_json(path)), flush=True)
         else:
-            print(f"{name}: its time is up, its checkpoint is kept", flush=True)
+            print(f"{name}: out of time, its checkpoint is kept", flush=True)
 
     statuses = run_jobs(
         list(results),

@@ -1,4 +1,4 @@
-"""One run: train a model, or go on with it, and write down what there is to say of it."""
+"""One run: train a model, or resume its training, and record its scores."""
 
 import itertools
 import time
@@ -111,7 +111,7 @@ def _trainer(
     engine: Eager | Graphs,
     looker: Callback,
 ) -> Trainer:
-    """What trains a run, by its recipe."""
+    """The trainer of a run, set up by its recipe."""
     batch_size = min(recipe.batch_size, len(data))
     per_epoch = max(1, len(data) // batch_size)
     trainer = Trainer(
@@ -146,7 +146,7 @@ def _trainer(
 
 
 class _Looker(Callback):
-    """Scores held-out images now and then, and stops when the time is up."""
+    """Score held-out images every few epochs, and stop when the time is up."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The runs of a study and the folder that they live in: what is there, what is to be trained.
 
-FOLDER/runs/NAME.json         a run at its end
-FOLDER/runs/NAME.checkpoint   a run on its way
-FOLDER/logs/NAME.log          what a run had to say, where several ran at once
+FOLDER/runs/NAME.json         the result of a finished run
+FOLDER/runs/NAME.checkpoint   an unfinished run
+FOLDER/logs/NAME.log          the output of a run, where several ran at once
 FOLDER/quick.json             only in the folder of a quick look
 FOLDER/table.md, *.svg        made from the runs, see `table` and `figures`
 """
@@ -42,15 +42,15 @@ class Study:
     quick: bool = False
 
     def result(self, run: CifarRun) -> Path:
-        """The file of a run at its end."""
+        """The file with the result of a finished run."""
         return self.folder / "runs" / f"{run.name}.json"
 
     def checkpoint(self, run: CifarRun) -> Path:
-        """The file of a run on its way."""
+        """The file from which an unfinished run goes on."""
         return self.folder / "runs" / f"{run.name}.checkpoint"
 
     def missing(self) -> list[CifarRun]:
-        """The runs that are not at their end."""
+        """The runs that are not finished."""
         return [run for run in self.runs if not self.result(run).is_file()]
 
     def prepare(self, *, resume: bool = False, again: bool = False) -> list[CifarRun]:
@@ -114,7 +114,7 @@ class Study:
         minutes: float | None = None,
         progress: bool | None = None,
     ) -> None:
-        """Train one after the other in this process, as long as there is time.
+        """Train runs one after the other in this process, as long as there is time.
 
         Args:
             runs: those of the study that are to be trained now.
@@ -152,7 +152,7 @@ class Study:
                 minutes=left,
             )
             if found is None:
-                print(f"{run.name}: its time is up, its checkpoint is kept", flush=True)
+                print(f"{run.name}: out of time, its checkpoint is kept", flush=True)
                 return
             print(result_line(run, found), flush=True)
 
@@ -165,7 +165,7 @@ def first_of_each_class(images: "Images", count: int) -> "Images":
 
 
 def result_line(run: CifarRun, result: dict[str, Any]) -> str:
-    """A run at its end, in one line."""
+    """The result of a finished run, in one line."""
     return (
         f"{run.name}: {result['test_accuracy']:.2%}, E[ℓ] {result['depth_mean']:.2f}, "
         f"{result['seconds'] / 60:.1f} minutes"

@@ -110,7 +110,7 @@ def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
     there: dict[str, Any] = records.read_json(path)
     if {**there["configuration"], "models": []} == {**configuration, "models": []}:
         return there
-    print(f"{path} was run otherwise, it is run again")
+    print(f"{path} was made with other settings, it is run again")
     return None
 
 

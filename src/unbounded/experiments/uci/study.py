@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class UCISettings:
-    """What is to be done for one set.
+    """Which splits and models of one set are trained, and how.
 
     Attributes:
         kind: "standard" or "gap".
@@ -93,7 +93,7 @@ class UCISettings:
 
 
 def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]:
-    """Everything for one set, as plain data.
+    """Choose, train and score all models on one set; returns plain data.
 
     Test rows are looked at by the last step alone, to predict and to score them.
     """

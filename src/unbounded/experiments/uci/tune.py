@@ -227,7 +227,7 @@ def run(
 def _missing(
     plan: study.UCISettings, there: set[tuple[int, float]]
 ) -> dict[tuple[float, ...], list[int]]:
-    """Scales that are still to be trained → the splits of which that is so."""
+    """The scales that are not trained yet → the splits that lack them."""
     found: dict[tuple[float, ...], list[int]] = {}
     for split in plan.splits:
         scales = tuple(scale for scale in plan.recipe.scales if (split, scale) not in there)
