@@ -11,7 +11,7 @@ from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.training import loop
 
 SMALL = {
@@ -55,7 +55,7 @@ def course(record):
 
 
 @pytest.mark.parametrize(
-    "run", [Run("udn", 0, (), 2.0), Run("udn", 0, (), 2.0, "gradient"), Run("3", 0)]
+    "run", [CifarRun("udn", 0, (), 2.0), CifarRun("udn", 0, (), 2.0, "gradient"), CifarRun("3", 0)]
 )
 def test_a_run_from_images_to_its_record(images, tmp_path, run):
     torch.manual_seed(99)  # a run's seed decides, and nothing else
@@ -80,7 +80,9 @@ def test_a_run_from_images_to_its_record(images, tmp_path, run):
 
 
 def test_our_rule_moves_then_rests_and_sharpens(images, tmp_path):
-    record = train(Run("udn", 0, (), 2.0), images, tmp_path, SMALL | {"epochs": 6, "search": 0.5})
+    record = train(
+        CifarRun("udn", 0, (), 2.0), images, tmp_path, SMALL | {"epochs": 6, "search": 0.5}
+    )
     depths = [row["depth_mean"] for row in record["curve"]]
     tops = [row["max_depth"] for row in record["curve"]]
     assert len(set(depths[:3])) > 1
@@ -91,7 +93,7 @@ def test_our_rule_moves_then_rests_and_sharpens(images, tmp_path):
 
 
 def test_a_pair_of_classes_makes_twice_the_passes(images, tmp_path):
-    record = train(Run("udn", 1, DEER_CAR, 2.0), images, tmp_path, SMALL | {"epochs": 2})
+    record = train(CifarRun("udn", 1, DEER_CAR, 2.0), images, tmp_path, SMALL | {"epochs": 2})
     assert len(record["curve"]) == 4
     assert record["test_accuracy"] > 0.5
     # Two classes: 40 test images, so accuracies are multiples of 1/40.
@@ -100,7 +102,7 @@ def test_a_pair_of_classes_makes_twice_the_passes(images, tmp_path):
 
 @pytest.mark.parametrize("rule", ["ascent", "gradient"])
 def test_a_run_in_pieces_is_the_run_in_one(images, tmp_path, rule):
-    run = Run("udn", 3, (), 2.0, rule)
+    run = CifarRun("udn", 3, (), 2.0, rule)
     whole = train(run, images, tmp_path / "whole")
     pieces = 0
     record = None
@@ -116,7 +118,7 @@ def test_a_run_in_pieces_is_the_run_in_one(images, tmp_path, rule):
 def test_a_run_that_dies_goes_on(images, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "SCORE_EVERY", 1)
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)  # the first epoch has one
-    run = Run("udn", 3, (), 2.0)
+    run = CifarRun("udn", 3, (), 2.0)
     whole = train(run, images, tmp_path / "whole")
     look = training._Looker.on_epoch_end
 
@@ -143,7 +145,7 @@ def test_it_stops_before_an_epoch_that_would_be_too_long(images, tmp_path, monke
 
     monkeypatch.setattr(training._Looker, "on_epoch_end", a_minute_later)
     monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
-    run = Run("2", 0)
+    run = CifarRun("2", 0)
     assert train(run, images, tmp_path, minutes=2.9) is None
     assert clock[0] == 1000 + 120  # a third minute does not fit
     assert train(run, images, tmp_path, resume=True, minutes=2.0)

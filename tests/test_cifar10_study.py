@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import unbounded as ub
 from unbounded.cli import main
@@ -25,15 +26,15 @@ from unbounded.experiments import cifar10 as study
 from unbounded.experiments import pages, records
 from unbounded.experiments.cifar10 import figures, jobs, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import Recipe, Run
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, few
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class
 
 EASY, HARD = published.EASY, published.HARD
 DOCS = Path(__file__).parents[1] / "docs" / "cifar10.md"
 
 
 def result(
-    run: Run, accuracy: float = 0.94, depth: float = 6.0, recipe: Recipe | None = None
+    run: CifarRun, accuracy: float = 0.94, depth: float = 6.0, recipe: Recipe | None = None
 ) -> dict:
     """What a run leaves behind, with numbers of our choice."""
     recipe = recipe or Recipe.named("fast")
@@ -285,7 +286,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, trainer, capsys):
 
 
 def test_a_trial_is_no_run_of_the_study(tmp_path, capsys):
-    trial = result(Run("5", 0))
+    trial = result(CifarRun("5", 0))
     trial["validation_accuracy"] = trial.pop("test_accuracy")
     records.write_json(tmp_path / "runs" / "5-all-seed0.json", trial)
     assert reproduce(tmp_path, "--no-train") == 2
@@ -319,7 +320,7 @@ def test_minutes_are_for_all_runs_together(tmp_path, trainer, capsys, monkeypatc
     assert reproduce(tmp_path, *words, "--minutes", "5") == 0
     assert [call["minutes"] for call in trainer.calls] == pytest.approx([5.0, 3.0, 1.0])
     said = capsys.readouterr().out
-    assert "20-all-seed0: its time is up, its checkpoint is kept" in said
+    assert "20-all-seed0: out of time, its checkpoint is kept" in said
     assert "2 of 4 runs" in said
     assert "go on with --resume" in said
     assert (tmp_path / "table.md").is_file()
@@ -395,7 +396,7 @@ def test_what_a_fixed_depth_does_not_use_does_not_keep_it_out(tmp_path, trainer,
 
 def test_few_images_of_each_class():
     images = some_images(9)
-    found = few(images, 40)
+    found = first_of_each_class(images, 40)
     assert len(found) == 40
     assert set(found.counts().values()) == {4}
     np.testing.assert_array_equal(found.x, images.x[:40])
@@ -405,7 +406,7 @@ def test_few_images_of_each_class():
 def test_tables_without_training(tmp_path, trainer, capsys):
     assert reproduce(tmp_path / "none", "--no-train") == 2
     assert "has no results of a run" in capsys.readouterr().err
-    run = Run("udn", 3)
+    run = CifarRun("udn", 3)
     records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9123))
     assert reproduce(tmp_path, "--no-train") == 0
     assert "91.23" in capsys.readouterr().out
@@ -558,8 +559,8 @@ def test_a_process_gets_the_same_study(tmp_path, words):
     made = study.make_study(ours)
     for run in made.runs:
         command = study.child(ours, tmp_path, run.name, "cpu", 1.8e9 + 0.25)
-        assert command[:3] == [sys.executable, "-m", "unbounded.experiments.cifar10"]
-        theirs = options(*command[3:])
+        assert command[:4] == [sys.executable, "-m", "unbounded.experiments", "cifar10"]
+        theirs = options(*command[4:])
         again = study.make_study(theirs)
         assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
         assert [r for r in again.runs if r.name == theirs.one] == [run]
@@ -597,7 +598,7 @@ def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, caps
     words = ("--models", "udn,5,10", "--classes", "all", "--seeds", "1", "--jobs", "2")
     assert reproduce(out, *words) == 2
     said = capsys.readouterr()
-    assert "1 of 3 runs failed: 10-all-seed0; their words are in" in said.err
+    assert "1 of 3 runs failed: 10-all-seed0; their output is in" in said.err
     assert "5-all-seed0: 94.00%" in said.out
     assert "FileNotFoundError" in (out / "logs" / "10-all-seed0.log").read_text()
     assert (out / "table.md").is_file()  # of those that did not
@@ -611,7 +612,7 @@ def test_jobs_from_the_command_to_the_files(tmp_path, trainer, monkeypatch, caps
 # Tables
 
 
-def study_of(*pairs: tuple[Run, float, float]) -> list[dict]:
+def study_of(*pairs: tuple[CifarRun, float, float]) -> list[dict]:
     return [result(run, accuracy, depth) for run, accuracy, depth in pairs]
 
 
@@ -625,10 +626,13 @@ def test_accuracy_beside_the_published():
     accuracies = [0.941, 0.947, 0.944]
     depths = [10.0, 11.0, 12.0]
     runs = study_of(
-        *[(Run("udn", s), a, d) for s, (a, d) in enumerate(zip(accuracies, depths, strict=True))],
-        (Run("5", 0), 0.92, 5),
-        (Run("7", 0), 0.93, 7),
-        (Run("udn", 0, EASY), 0.99, 2),
+        *[
+            (CifarRun("udn", s), a, d)
+            for s, (a, d) in enumerate(zip(accuracies, depths, strict=True))
+        ],
+        (CifarRun("5", 0), 0.92, 5),
+        (CifarRun("7", 0), 0.93, 7),
+        (CifarRun("udn", 0, EASY), 0.99, 2),
     )
     text = table.accuracy_table(runs)
     deviation = statistics.stdev([100 * a for a in accuracies])
@@ -645,14 +649,14 @@ def test_accuracy_beside_the_published():
 
 def test_the_udn_of_the_tables_is_of_one_kind():
     kinds = [(20.0, "gradient"), (1.0, "ascent"), (9.0, "ascent")]
-    runs = study_of(*[(Run("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
+    runs = study_of(*[(CifarRun("udn", 0, (), start, rule), 0.9, 4) for start, rule in kinds])
     found = results.headline(runs)
     assert [(r["run"]["lambda0"], r["run"]["rule"]) for r in found] == [(1.0, "ascent")]
-    usual = study_of((Run("udn", 0), 0.93, 4))
+    usual = study_of((CifarRun("udn", 0), 0.93, 4))
     assert results.headline([*runs, *usual]) == usual
-    runs += study_of((Run("udn", 0), 0.93, 4), (Run("udn", 1), 0.94, 4))
+    runs += study_of((CifarRun("udn", 0), 0.93, 4), (CifarRun("udn", 1), 0.94, 4))
     assert [r["test_accuracy"] for r in results.headline(runs)] == [0.93, 0.94]
-    many = study_of(*[(Run("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
+    many = study_of(*[(CifarRun("udn", seed, (), 9.0), 0.95, 4) for seed in range(3)])
     assert results.headline([*runs, *many])[-3:] == many  # where most seeds are
     text = table.accuracy_table(runs)
     assert cells(text, "UDN, λ by our rule (ascent), λ₀ = 20")[3].strip("*") == "93.50 ± 0.71"
@@ -663,10 +667,10 @@ def test_the_udn_of_the_tables_is_of_one_kind():
 
 def test_easy_hard_and_all():
     runs = study_of(
-        (Run("udn", 0, EASY), 0.99, 2.5),
-        (Run("udn", 1, EASY), 0.98, 3.5),
-        (Run("udn", 0), 0.94, 9),
-        (Run("udn", 0, ("ship", "frog")), 0.97, 4),
+        (CifarRun("udn", 0, EASY), 0.99, 2.5),
+        (CifarRun("udn", 1, EASY), 0.98, 3.5),
+        (CifarRun("udn", 0), 0.94, 9),
+        (CifarRun("udn", 0, ("ship", "frog")), 0.97, 4),
     )
     text = table.classes_table(runs)
     assert cells(text, "deer")[1:] == [
@@ -686,7 +690,7 @@ def test_depth_from_each_start():
     ends = {("ascent", 1.0): [8.0, 10.0], ("ascent", 20.0): [10.0], ("gradient", 20.0): [20.0]}
     runs = study_of(
         *[
-            (Run("udn", seed, (), start, rule), 0.94, depth)
+            (CifarRun("udn", seed, (), start, rule), 0.94, depth)
             for (rule, start), depths in ends.items()
             for seed, depth in enumerate(depths)
         ]
@@ -697,7 +701,7 @@ def test_depth_from_each_start():
     # Of the means over seeds: (10 − 9) / 9.5.
     assert cells(text, "(max")[1] == "10.5%"
     assert cells(text, "(max")[4] == "one λ₀ alone"
-    assert "was not run" in table.starts_table(study_of((Run("5", 0), 0.9, 5)))
+    assert "was not run" in table.starts_table(study_of((CifarRun("5", 0), 0.9, 5)))
     assert results.relative_range([8.0, 12.0, 10.0]) == pytest.approx(0.4)
 
 
@@ -712,13 +716,13 @@ def test_what_was_reached_can_be_no():
     def missed(accuracy=(0.944, 0.944), hard_depth=6.0, five=0.93, hard=0.88, other=10.0):
         found = table.verdicts(
             study_of(
-                (Run("udn", 0), accuracy[0], 9),
-                (Run("udn", 1), accuracy[1], 9),
-                (Run("udn", 0, (), 1.0), 0.9, other),
-                (Run("udn", 0, EASY), 0.99, 3),
-                (Run("udn", 0, HARD), hard, hard_depth),
-                (Run("5", 0), five, 5),
-                (Run("10", 0), 0.92, 10),
+                (CifarRun("udn", 0), accuracy[0], 9),
+                (CifarRun("udn", 1), accuracy[1], 9),
+                (CifarRun("udn", 0, (), 1.0), 0.9, other),
+                (CifarRun("udn", 0, EASY), 0.99, 3),
+                (CifarRun("udn", 0, HARD), hard, hard_depth),
+                (CifarRun("5", 0), five, 5),
+                (CifarRun("10", 0), 0.92, 10),
             )
         )
         assert len(found) == 7
@@ -740,11 +744,11 @@ def test_what_was_reached_can_be_no():
     # (max − min) / mean of 9 and 11.5: 24.4 %; of 9 and 11.7: 26.1 %.
     assert missed(other=11.5) == []
     assert are(missed(other=11.7), starts)
-    assert not table.verdicts(study_of((Run("5", 0), 0.9, 5)))
+    assert not table.verdicts(study_of((CifarRun("5", 0), 0.9, 5)))
 
 
 def test_into_a_page(tmp_path, capsys):
-    run = Run("udn", 0)
+    run = CifarRun("udn", 0)
     records.write_json(tmp_path / "runs" / f"{run.name}.json", result(run, 0.9321))
     page = tmp_path / "page.md"
     page.write_text(DOCS.read_text())
@@ -757,85 +761,96 @@ def test_into_a_page(tmp_path, capsys):
 # Figures
 
 
-def elements(svg: str, tag: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{tag}"))
-
-
 def words_of(svg: str) -> list[str]:
-    return ["".join(element.itertext()) for element in elements(svg, "text")]
+    found = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(element.itertext()).strip() for element in found]
 
 
-def lines_of(svg: str, colour: str) -> list[ElementTree.Element]:
-    return [e for e in elements(svg, "path") if e.get("stroke") == colour]
+def drawing(paint, runs):
+    figure = Figure()
+    paint(figure, runs)
+    return figure
+
+
+def notes(figure) -> str:
+    return figure.get_supxlabel()
+
+
+def entries(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def lines_of(axes, colour: str) -> list:
+    return [line for line in axes.lines if line.get_color() == colour]
 
 
 def test_posteriors_of_each_group_and_seed():
     runs = study_of(
-        *[(Run("udn", seed, EASY), 0.99, 2) for seed in range(3)],
-        *[(Run("udn", seed), 0.94, 8) for seed in range(2)],
+        *[(CifarRun("udn", seed, EASY), 0.99, 2) for seed in range(3)],
+        *[(CifarRun("udn", seed), 0.94, 8) for seed in range(2)],
     )
-    drawn = figures.posterior_figure(runs)
-    assert len(lines_of(drawn, figures.BLUE)) == 3
-    assert len(lines_of(drawn, figures.GREEN)) == 2
-    assert not lines_of(drawn, figures.ORANGE)
-    assert "no runs of cat + dog" in words_of(drawn)
-    assert "94.0 %, E[ℓ] 8.0" in words_of(drawn)
-    # Every q(ℓ) has a dot at its place: the highest is the highest.
-    circles = [e for e in elements(drawn, "circle") if e.get("fill") == figures.BLUE]
-    heights = [float(e.get("cy", "0")) for e in circles[:4]]
-    assert heights.index(min(heights)) == 1
+    figure = drawing(figures.posterior, runs)
+    (axes,) = figure.axes
+    assert len(lines_of(axes, figures.BLUE)) == 3
+    assert len(lines_of(axes, figures.GREEN)) == 2
+    assert not lines_of(axes, figures.ORANGE)
+    assert notes(figure) == "no runs of cat + dog"
+    assert entries(figure)[1].endswith("94.0 %, E[ℓ] 8.0")
+    line = lines_of(axes, figures.BLUE)[0]
+    assert list(line.get_xdata()) == list(range(1, len(runs[0]["posterior"]) + 1))
+    assert list(line.get_ydata()) == runs[0]["posterior"]
 
 
 def test_evolution_of_both_rules():
     runs = study_of(
-        *[(Run("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
-        (Run("udn", 0, EASY), 0.99, 2),
+        *[(CifarRun("udn", 0, (), start, "ascent"), 0.94, 8) for start in (1.0, 5.0, 20.0)],
+        (CifarRun("udn", 0, EASY), 0.99, 2),
     )
-    drawn = figures.evolution_figure(runs)
-    assert len([e for e in elements(drawn, "path") if e.get("clip-path")]) == 3
-    assert "no runs with the paper's rule (gradient)" in words_of(drawn)
-    assert {"λ₀ = 1", "λ₀ = 5", "λ₀ = 20"} <= set(words_of(drawn))
-    both = figures.evolution_figure(runs + study_of((Run("udn", 0, (), 5.0, "gradient"), 0.94, 12)))
-    assert not [words for words in words_of(both) if words.startswith("no runs")]
-    # The paper's rule is on the left, each panel cuts at its own edges.
-    (path,) = [e for e in elements(both, "path") if "ends at 12.00" in "".join(e.itertext())]
-    first = float(path.get("d", "").removeprefix("M").split()[0])
-    assert 58 <= first < 374
-    assert path.get("clip-path") == "url(#panel-58-80)"
+    figure = drawing(figures.evolution, runs)
+    assert [len(axes.lines) for axes in figure.axes] == [0, 3]
+    assert notes(figure) == "no runs with the paper's rule (gradient)"
+    assert entries(figure) == ["λ₀ = 1", "λ₀ = 5", "λ₀ = 20"]
+    more = study_of((CifarRun("udn", 0, (), 5.0, "gradient"), 0.94, 12))
+    figure = drawing(figures.evolution, runs + more)
+    assert not notes(figure)
+    assert [len(axes.lines) for axes in figure.axes] == [1, 3]
+    (line,) = figure.axes[0].lines
+    assert line.get_ydata()[-1] == more[0]["curve"][-1]["depth_mean"]
+    low, high = figure.axes[0].get_ylim()
+    assert low == 0
+    assert high > max(row["depth_mean"] for run in runs + more for row in run["curve"])
 
 
 def test_accuracy_and_weight_of_each_depth():
-    runs = study_of((Run("udn", 4), 0.94, 8), (Run("udn", 7), 0.95, 9))
-    drawn = figures.depths_figure(runs)
-    bars = [e for e in elements(drawn, "rect") if e.get("fill") == figures.ORANGE]
-    assert len(bars) == len(runs[0]["posterior"])
-    heights = [float(bar.get("height", "0")) for bar in bars]
-    scale = heights[7] / runs[0]["posterior"][7]
-    assert heights == pytest.approx([scale * q for q in runs[0]["posterior"]], abs=0.02)
-    assert "94.00 %" in words_of(drawn)
-    assert any("seed 4" in words for words in words_of(drawn))
+    runs = study_of((CifarRun("udn", 4), 0.94, 8), (CifarRun("udn", 7), 0.95, 9))
+    figure = drawing(figures.depths, runs)
+    upper, lower = figure.axes
+    assert [bar.get_height() for bar in lower.patches] == runs[0]["posterior"]
+    assert upper.lines[1].get_ydata()[0] == pytest.approx(94)
+    assert entries(figure) == ["each depth alone", "the mixture\n94.00 %"]
+    assert "seed 4" in figure.get_suptitle()
 
 
 def test_curves_over_epochs():
-    runs = study_of((Run("5", 0), 0.92, 5), (Run("udn", 0), 0.94, 8), (Run("udn", 1), 0.93, 8))
-    drawn = figures.curves_figure(runs)
-    udn = lines_of(drawn, figures.ORANGE)
-    # Two seeds, each in both panels, cut at the edges of these.
-    assert [line.get("clip-path") for line in udn] == 2 * [
-        "url(#panel-58-80)",
-        "url(#panel-436-80)",
-    ]
-    # Epochs without a test accuracy are passed over: 1, 3 and 5 of five.
-    assert udn[0].get("d", "").count("L") == 2
-    assert "UDN: 92.00 % after 5 epochs" in "".join(udn[0].itertext())
+    runs = study_of(
+        (CifarRun("5", 0), 0.92, 5), (CifarRun("udn", 0), 0.94, 8), (CifarRun("udn", 1), 0.93, 8)
+    )
+    figure = drawing(figures.curves, runs)
+    for axes in figure.axes:
+        assert len(lines_of(axes, figures.ORANGE)) == 2  # a line for each seed
+    line = lines_of(figure.axes[0], figures.ORANGE)[0]
+    # Epochs without a test accuracy are passed over.
+    assert list(line.get_xdata()) == [1, 3, 5]
+    assert line.get_ydata()[-1] == pytest.approx(92)
+    assert entries(figure) == ["Ω₅", "UDN"]
     for run in runs:
         run["curve"] = [{k: v for k, v in r.items() if k != "test_accuracy"} for r in run["curve"]]
     with pytest.raises(figures.NothingToDraw, match="scored while it was trained"):
-        figures.curves_figure(runs)
+        drawing(figures.curves, runs)
 
 
 def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
-    records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(Run("5", 0)))
+    records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(CifarRun("5", 0)))
     stale = tmp_path / "posterior.svg"
     stale.write_text("of runs that are gone")
     text = table.write(tmp_path)
@@ -848,7 +863,7 @@ def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
 
 def test_the_results_file_is_plain(tmp_path):
     """What the tests make up is what JSON holds."""
-    made = result(Run("udn", 0, EASY))
+    made = result(CifarRun("udn", 0, EASY))
     assert json.loads(json.dumps(made)) == made
     assert made["run"]["classes"] == list(EASY)
 
@@ -872,24 +887,28 @@ def test_changes_of_the_recipe_by_words():
 
 def test_family_and_prior_follow_the_rule():
     recipe = Recipe(width=4, layer_price=7.0, prior_rate=2.0)
-    paper = Run("udn", 0, (), 5.0, "gradient").build(recipe, 3, 10)
+    paper = CifarRun("udn", 0, (), 5.0, "gradient").build(recipe, 3, 10)
     assert type(paper.depth) is ub.TruncatedPoisson
     assert paper.depth_prior.config() == {"rate": 2.0}
-    ours = Run("udn", 0, (), 5.0).build(recipe, 3, 10)
+    ours = CifarRun("udn", 0, (), 5.0).build(recipe, 3, 10)
     assert isinstance(ours.depth, ub.TruncatedConwayMaxwell)
     assert ours.depth.concentration == 1  # it begins as a Poisson
     wider = dataclasses.replace(recipe, search_concentration=0.3)
-    assert Run("udn", 0).build(wider, 3, 10).depth.concentration == 0.3
+    assert CifarRun("udn", 0).build(wider, 3, 10).depth.concentration == 0.3
     assert ours.depth.rate == pytest.approx(5)
     log_prior = ours.depth_prior.log_prob(torch.arange(1, 5))
     assert log_prior.diff().tolist() == pytest.approx([-7.0] * 3)
-    assert type(Run("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
-    assert Run("3", 0).callbacks(recipe) == Run("udn", 0, rule="gradient").callbacks(recipe) == []
+    assert type(CifarRun("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
+    assert (
+        CifarRun("3", 0).callbacks(recipe)
+        == CifarRun("udn", 0, rule="gradient").callbacks(recipe)
+        == []
+    )
 
 
 def test_pairs_of_classes_make_more_passes_and_sharpen_in_proportion():
     recipe = Recipe(epochs=50, stretch=3.0, search=0.5, concentration=9.0)
-    for run, epochs in ((Run("udn", 0), 50), (Run("udn", 0, ("cat", "dog")), 150)):
+    for run, epochs in ((CifarRun("udn", 0), 50), (CifarRun("udn", 0, ("cat", "dog")), 150)):
         assert run.epochs(recipe) == epochs
         (sharpen,) = run.callbacks(recipe)
         assert (sharpen.epoch, sharpen.concentration) == (epochs // 2, 9.0)

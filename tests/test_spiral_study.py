@@ -5,11 +5,13 @@ import json
 import math
 import os
 import signal
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import unbounded as ub
 from unbounded.baselines import (
@@ -21,8 +23,11 @@ from unbounded.baselines import (
     rbf_svm,
 )
 from unbounded.data import spiral
-from unbounded.experiments import STUDIES, figures, records, spiral_report, theorem
+from unbounded.experiments import STUDIES, StudyError, figures, records, theorem
 from unbounded.experiments import spiral as study
+from unbounded.experiments.spiral import figures as drawings
+from unbounded.experiments.spiral import recipe, table
+from unbounded.experiments.spiral import runs as training
 
 TINY = [
     "--omegas",
@@ -106,10 +111,10 @@ def test_the_study_from_end_to_end(tmp_path, capsys):
     drawn = {path.name for path in tmp_path.glob("*.svg")}
     assert {"data.svg", "accuracy-he-lr0.01.svg", "depth-default-lr0.005.svg"} <= drawn
     assert "depth-concentrated-he-lr0.01.svg" in drawn
-    table = (tmp_path / "table.md").read_text()
-    assert "| UDN | 91.7 ± 1.1 |" in table
-    assert "DUN-10 (UDN authors’ variant) | 90.5 ± 0.7 |" in table
-    assert "as its own paper defines it" in table
+    page = (tmp_path / "table.md").read_text()
+    assert "| UDN | 91.7 ± 1.1 |" in page
+    assert "DUN-10 (UDN authors’ variant) | 90.5 ± 0.7 |" in page
+    assert "as its own paper defines it" in page
     assert "results.json" in capsys.readouterr().out
 
 
@@ -140,7 +145,7 @@ def test_a_run_of_the_study_is_what_fit_does_with_one_model(tmp_path):
 def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch):
     words = ["--models", "udn", "omega2"]
     expected = run(tmp_path / "whole", *words)["runs"]
-    real = study.fit_population
+    real = training.fit_population
 
     def interrupted(models, *arguments, **keywords):
         def stop(population):
@@ -149,7 +154,7 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
 
         return real(models, *arguments, on_epoch=stop, **keywords)
 
-    monkeypatch.setattr(study, "fit_population", interrupted)
+    monkeypatch.setattr(training, "fit_population", interrupted)
     with pytest.raises(KeyboardInterrupt, match="go on with --resume"):
         run(tmp_path / "parts", *words)
     left = {path.name for path in (tmp_path / "parts" / "parts").iterdir()}
@@ -165,10 +170,10 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
 
         return real(models, *arguments, on_epoch=count, **keywords)
 
-    monkeypatch.setattr(study, "fit_population", counted)
-    with pytest.raises(ValueError, match="cannot resume: epochs"):
+    monkeypatch.setattr(training, "fit_population", counted)
+    with pytest.raises(StudyError, match="cannot resume: epochs"):
         run(tmp_path / "parts", *words, "--resume", "--epochs", "5")
-    monkeypatch.setattr(study, "seconds_so_far", lambda path: 1000.0)
+    monkeypatch.setattr(training, "seconds_so_far", lambda path: 1000.0)
     resumed = run(tmp_path / "parts", *words, "--resume")
     assert resumed["runs"] == expected
     assert epochs == [3]  # the UDNs were done, the others had one epoch to go
@@ -177,15 +182,15 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
 
 
 def test_references_go_on_where_they_were_interrupted(tmp_path, monkeypatch):
-    settings = study.Settings(models=(), omegas=(1.0, 9.0), seeds=2)
+    settings = recipe.Settings(models=(), omegas=(1.0, 9.0), seeds=2)
     asked = []
 
     def rows(run):
         asked.append((run.omega, run.seed))
         return [{"model": "rbf-svm", "omega": run.omega, "seed": run.seed, "test_accuracy": 0.5}]
 
-    monkeypatch.setattr(study, "_reference_rows", rows)
-    expected = study._references(settings, tmp_path / "whole.json", False)
+    monkeypatch.setattr(training, "_reference_rows", rows)
+    expected = training.references(settings, tmp_path / "whole.json", False)
     assert [row["model"] for row in expected] == ["rbf-svm"] * 4 + ["bayes"] * 2
     real, written = records.write_json, []
 
@@ -198,10 +203,10 @@ def test_references_go_on_where_they_were_interrupted(tmp_path, monkeypatch):
     path = tmp_path / "parts.json"
     monkeypatch.setattr(records, "write_json", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        study._references(settings, path, False)
+        training.references(settings, path, False)
     monkeypatch.setattr(records, "write_json", real)
     asked.clear()
-    assert study._references(settings, path, True) == expected
+    assert training.references(settings, path, True) == expected
     assert set(asked) == {(1.0, 1), (9.0, 0), (9.0, 1)}
 
 
@@ -219,9 +224,9 @@ def test_what_is_offered_to_all(tmp_path):
 
 
 def test_an_ensemble_averages_probabilities(tmp_path):
-    settings = study.settings_of(options(*TINY, "--models", "omega1", "--members", "2"))
-    one = study.groups(settings)[0].runs[0]
-    models = [study.build(one, settings, member) for member in range(2)]
+    settings = recipe.settings_of(options(*TINY, "--models", "omega1", "--members", "2"))
+    one = recipe.groups(settings)[0].runs[0]
+    models = [recipe.build(one, settings, member) for member in range(2)]
     assert [m.seed for m in models] == [0, 1000]
     x, y = one.data("test")
     with torch.no_grad():  # untrained networks of one hidden layer: make them disagree
@@ -229,32 +234,48 @@ def test_an_ensemble_averages_probabilities(tmp_path):
     mean = sum(ub.predict(m, x).probs for m in models) / 2
     assert float((mean.argmax(1) != ub.predict(models[0], x).classes).float().mean()) > 0.1
     result = ub.engine.MemberResult(ub.training.History(), 1, 0.5, "epochs", {"val_accuracy": 0.5})
-    row = study._score(one, models, [result, result], (x, y))
+    row = training._score(one, models, [result, result], (x, y))
     assert row["test_accuracy"] == pytest.approx(float((mean.argmax(1) == y).float().mean()))
 
 
 def test_names_and_settings():
-    settings = study.settings_of(options("--models", "omega2-4", "udn", "omega3"))
+    settings = recipe.settings_of(options("--models", "omega2-4", "udn", "omega3"))
     assert settings.models == ("omega2", "omega3", "omega4", "udn")
     assert settings.omegas == (0, 1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
     assert (settings.seeds, settings.epochs, settings.lr, settings.width) == (5, 4000, (0.005,), 32)
-    quick = study.settings_of(options("--quick"))
+    quick = recipe.settings_of(options("--quick"))
     assert quick.epochs < 1000
     assert len(quick.omegas) <= 4
-    assert study.settings_of(options("--quick", "--epochs", "7")).epochs == 7
+    assert recipe.settings_of(options("--quick", "--epochs", "7")).epochs == 7
     for word in ("omega0", "omega4-2", "dun", "omega"):
         with pytest.raises(ValueError, match=f"there is no '{word}'"):
-            study.settings_of(options("--models", word))
+            recipe.settings_of(options("--models", word))
     with pytest.raises(ValueError, match="--seeds must be at least 1"):
-        study.settings_of(options("--seeds", "0"))
+        recipe.settings_of(options("--seeds", "0"))
+
+
+def test_what_cannot_be_done_costs_one_line(capsys, tmp_path):
+    """From the command line and without it, exit status 2."""
+    from unbounded.cli import main
+    from unbounded.experiments.__main__ import main as without
+
+    words = ["spiral", "--seeds", "0", "--out", str(tmp_path)]
+    assert main(["reproduce", *words]) == 2
+    line = "error: --seeds must be at least 1, got 0\n"
+    assert capsys.readouterr().err == f"unbounded: {line}"
+    assert without(words) == 2
+    assert capsys.readouterr().err == line
+    with pytest.raises(SystemExit):
+        without(["everything"])
+    assert "spiral" in capsys.readouterr().err
 
 
 def test_each_name_is_the_model_it_says():
     words = ["--concentrated-rate", "6", "--concentration", "3", "--rate", "2"]
-    settings = study.settings_of(options(*words))
+    settings = recipe.settings_of(options(*words))
 
     def model(name: str) -> ub.UDN:
-        return study.build(study.Run(name, "he", 0.005, 1.0, 7), settings)
+        return recipe.build(recipe.SpiralRun(name, "he", 0.005, 1.0, 7), settings)
 
     assert model("omega3").depth.depth == 3
     assert model("udn").depth.rate == pytest.approx(2)
@@ -268,12 +289,12 @@ def test_each_name_is_the_model_it_says():
 
 
 def test_populations_hold_one_architecture_each():
-    settings = study.settings_of(options("--seeds", "2"))
-    groups = study.groups(settings)
+    settings = recipe.settings_of(options("--seeds", "2"))
+    groups = recipe.groups(settings)
     assert [g.name for g in groups] == ["udn-default", "omega-default", "dun10-default"]
     assert [len(g.runs) for g in groups] == [34, 340, 34]
     for group in groups:
-        first, last = (study.build(r, settings) for r in (group.runs[0], group.runs[-1]))
+        first, last = (recipe.build(r, settings) for r in (group.runs[0], group.runs[-1]))
         assert first.layers.config() == last.layers.config()
 
 
@@ -283,15 +304,15 @@ def test_summary_is_the_mean_over_speeds_then_over_seeds():
         {"model": "udn", "init": "he", "lr": 0.1, "omega": o, "seed": s, "test_accuracy": a}
         for (o, s), a in accuracies.items()
     ]
-    (row,) = spiral_report.summary(runs, [])
+    (row,) = table.summary(runs, [])
     assert row["mean"] == pytest.approx(85.0)
     assert row["sd"] == pytest.approx(np.std([80, 90], ddof=1), abs=1e-3)
     runs[0]["stopped"] = ["diverged"]
-    assert spiral_report.summary(runs, [])[0]["stopped"] == ["diverged"]
+    assert table.summary(runs, [])[0]["stopped"] == ["diverged"]
 
 
 def test_identity_layers_hand_on_what_they_are_given():
-    layers = ub.Dense(2, 32, 2, init=study.identity)
+    layers = ub.Dense(2, 32, 2, init=recipe.identity)
     torch.manual_seed(0)
     state = torch.rand(50, 32)
     handed_on = layers.hidden(5)(state)
@@ -370,28 +391,63 @@ def test_the_checks_of_the_theorem_can_fail(monkeypatch):
     assert "NO" in theorem.table([row])
 
 
+def rows(model: str, accuracies: dict[tuple[float, int], float]) -> list[dict]:
+    return [
+        {"model": model, "omega": o, "seed": s, "test_accuracy": a, "depth_mean": 10 * a}
+        for (o, s), a in accuracies.items()
+    ]
+
+
 def test_figures_are_drawn_where_the_numbers_are():
-    values = [1.0, 4.0, 2.0, 8.0, 5.0]
-    for level in (0.25, 0.5, 0.75):
-        assert figures._quantile(sorted(values), level) == np.quantile(values, level)
-    assert figures._ticks(0, 30) == [0, 5, 10, 15, 20, 25, 30]
-    assert figures._ticks(45, 101) == [50, 60, 70, 80, 90, 100]
-    text = figures.line_figure(
-        [0, 10],
-        {"a & b": figures.Line([0.0, 1.0], [0.0, 0.5], [0.0, 1.5])},
-        title="<t>",
-        x_label="x",
-        y_label="y",
-        y_range=(0, 2),
-    )
-    root = ElementTree.fromstring(text)
-    path = next(e for e in root.iter() if e.tag.endswith("path")).attrib["d"]
-    assert path == "M58.0 374.0L554.0 218.0"  # the corners of the axes, half way up
-    assert "a & b" in {e.text for e in root.iter() if e.tag.endswith("text")}
-    gap = figures.line_figure(
-        [0, 1, 2], {"a": figures.Line([1.0, math.nan, 1.0])}, title="", x_label="", y_label=""
-    )
-    assert gap.count("M") == 2
+    given = rows("udn", {(0.0, 0): 1.0, (0.0, 1): 0.8, (9.0, 0): 0.7, (9.0, 1): 0.7})
+    given += rows("omega3", {(0.0, 0): 0.6})
+    limit = [{"model": "bayes", "omega": 0.0, "seed": None, "test_accuracy": 0.99}]
+    figure = Figure()
+    drawings.accuracy(figure, given, limit, {"omega3": "Ω₃", "udn": "UDN"}, "as ever")
+    (axes,) = figure.axes
+    fixed, udn, best = axes.lines
+    assert list(udn.get_xdata()) == [0, 9]
+    assert list(udn.get_ydata()) == pytest.approx([90, 70])
+    assert fixed.get_ydata()[0] == pytest.approx(60)
+    assert math.isnan(fixed.get_ydata()[1])
+    assert (best.get_ydata()[0], best.get_linestyle()) == (99, "--")
+    band = axes.collections[1].get_paths()[0].vertices[:, 1]
+    sd = np.std([100, 80], ddof=1)
+    assert (band.min(), band.max()) == pytest.approx((70, 90 + sd))
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["Ω₃", "UDN", "limit"]
+    figure = Figure()
+    drawings.depth(figure, given[:4], "UDN", "as ever")
+    (axes,) = figure.axes
+    assert list(axes.lines[-1].get_ydata()) == [10, 8, 7, 7]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "9"]
+
+
+def test_equal_numbers_give_equal_files(monkeypatch):
+    def draw():
+        return figures.render(lambda figure: drawings.data(figure, [0.0, 9.0]))
+
+    text = draw()
+    assert text == draw()
+    assert "<dc:date>" not in text
+    words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
+    assert "ω = 9" in words
+
+
+def test_what_to_install_where_matplotlib_is_missing(tmp_path, monkeypatch, capsys):
+    """The numbers and the table are there all the same."""
+    from unbounded.cli import main
+
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    words = ["reproduce", "spiral", *TINY, "--models", "omega1", "--out", str(tmp_path)]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'unbounded[figures]'" in error
+    assert error.count("\n") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"results.json", "table.md"}
+    monkeypatch.undo()
+    assert table.main([str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.svg"))) == 2
 
 
 def test_records_are_written_whole_or_not_at_all(tmp_path):

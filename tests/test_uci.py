@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from scipy import integrate, stats
 
 from helpers import same, serving, state
@@ -23,7 +24,7 @@ from unbounded.experiments.uci import figure, published, scores, study, table
 from unbounded.experiments.uci import recipe as recipe_
 from unbounded.experiments.uci.likelihood import BalancedGaussian
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, build, single_models
-from unbounded.experiments.uci.published import Figure
+from unbounded.experiments.uci.published import Estimate
 from unbounded.experiments.uci.recipe import Recipe, training_rows, validation_parts
 from unbounded.experiments.uci.recipe import table as standardised
 from unbounded.likelihoods import Gaussian
@@ -200,12 +201,14 @@ def test_a_file_that_the_server_does_not_have(tmp_path, monkeypatch, no_folder):
     with served(small_set()) as (handler, entry):
         del handler.files["/set/index_test_1.txt"]
         monkeypatch.setitem(uci.SETS, "yacht", entry)
-        with pytest.raises(uci.DataError, match=r"index_test_1\.txt cannot be had .*404.*--data"):
+        with pytest.raises(
+            uci.DataError, match=r"index_test_1\.txt cannot be fetched .*404.*--data"
+        ):
             uci.load("yacht", cache=tmp_path)
         handler.files["/set/index_test_1.txt"] = b"no numbers"
         with pytest.raises(uci.DataError, match="makes no sense"):
             uci.load("yacht", cache=tmp_path)
-    with pytest.raises(uci.DataError, match="cannot be had"):  # nobody is there any more
+    with pytest.raises(uci.DataError, match="cannot be fetched"):  # nobody is there any more
         uci.load("yacht", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -306,7 +309,7 @@ def test_members_of_a_population_do_not_meet():
     """A network's weights depend on its own rows, whoever is trained beside it."""
     rows = standardised(small_set(), np.arange(60), np.arange(60, 90))
     other = standardised(small_set(seed=1), np.arange(60), np.arange(60, 90))
-    plan = study.Plan("standard", (0,), ("udn", "f2"), TINY, (0,))
+    plan = study.UCISettings("standard", (0,), ("udn", "f2"), TINY, (0,))
     job = study.Job("udn", rows, 0.5, 3)
     (alone,) = study.train([job], plan)
     together = study.train([study.Job("f2", other, 0.1, 9), job], plan)[1]
@@ -442,7 +445,7 @@ def test_no_test_row_reaches_a_model_or_a_choice():
     poisoned = replace(clean, x=clean.x.copy(), y=clean.y.copy())
     poisoned.x[clean.test_masks[1]] = np.nan
     poisoned.y[clean.test_masks[1]] = 1e30
-    plan = study.Plan("standard", (1,), tuple(LABELS), TINY, (0, 1))
+    plan = study.UCISettings("standard", (1,), tuple(LABELS), TINY, (0, 1))
 
     def everything(data: uci.UCISet):
         choices = study.choose(data, plan, say=lambda words: None)
@@ -467,7 +470,7 @@ def test_the_better_candidate_is_chosen():
     """The scale with the least calibrated NLL on the validation parts, for each split alone."""
     data = small_set()
     recipe = replace(TINY, steps=300, scales=(0.01, 1.0))
-    plan = study.Plan("standard", (0, 2), ("f2",), recipe, (0,))
+    plan = study.UCISettings("standard", (0, 2), ("f2",), recipe, (0,))
     choices = study.choose(data, plan, say=lambda words: None)
     for choice in choices.values():
         assert choice.nll == min(choice.candidates.values()) == choice.candidates["1"]
@@ -485,7 +488,7 @@ def test_the_better_candidate_is_chosen():
 
 def test_a_network_that_diverges_is_not_chosen():
     data = small_set()
-    plan = study.Plan("standard", (0,), ("f2",), TINY, (0,))
+    plan = study.UCISettings("standard", (0,), ("f2",), TINY, (0,))
     real = study.train
 
     def diverging(jobs, plan, **options):
@@ -543,7 +546,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert reproduce(*common, "--resume") == 0
     assert "yacht: kept from" in capsys.readouterr().out
     assert reproduce(*common, "--resume", "--width", "7") == 2
-    assert "was run otherwise" in capsys.readouterr().out
+    assert "was made with other settings" in capsys.readouterr().out
     (out / "table.md").unlink()
     assert table.main([str(out)]) == 0
     assert (out / "table.md").read_text() == before
@@ -640,9 +643,9 @@ def test_means_and_standard_errors():
     assert table.summary([1.0, 2.0, 6.0]).mean == pytest.approx(3.0)
     assert table.summary([1.0, 2.0, 6.0]).error == pytest.approx(stats.sem([1.0, 2.0, 6.0]))
     assert math.isnan(table.summary([4.0]).error)
-    assert table.not_worse(Figure(1.05, 0.1), Figure(1.0, 0.0))
-    assert not table.not_worse(Figure(1.05, 0.04), Figure(1.0, 10.0))
-    assert not table.not_worse(Figure(1.05, math.nan), Figure(1.0, 0.0))
+    assert table.not_worse(Estimate(1.05, 0.1), Estimate(1.0, 0.0))
+    assert not table.not_worse(Estimate(1.05, 0.04), Estimate(1.0, 10.0))
+    assert not table.not_worse(Estimate(1.05, math.nan), Estimate(1.0, 0.0))
 
 
 def test_verdicts():
@@ -682,23 +685,27 @@ def test_published_figures_are_of_the_nine_sets():
     for column in (*published.RMSE.values(), *published.NLL.values(), published.BOOSTING):
         assert set(column) <= set(uci.SETS)
         assert all(math.isfinite(value.mean) for value in column.values())
-    assert published.RMSE["DUN"]["protein"] == Figure(3.40, 0.03)
-    assert published.NLL["Deep Ensembles"]["naval"] == Figure(-5.63, 0.01)
+    assert published.RMSE["DUN"]["protein"] == Estimate(3.40, 0.03)
+    assert published.NLL["Deep Ensembles"]["naval"] == Estimate(-5.63, 0.01)
     assert published.BOOSTING["yacht"].mean == 3.01
     assert "naval" not in published.RMSE["Deep Ensembles"]  # printed as 0.00
 
 
 def test_the_figure_has_a_dot_for_every_model():
-    row = {model: Figure(1.0 + 0.1 * i, 0.05) for i, model in enumerate(LABELS)}
-    errors = {"yacht": row, "naval": row | {"f6": Figure(9.0, math.nan)}}
-    depths = {name: {"udn": Figure(2.5, 0.2)} for name in errors}
-    svg = ElementTree.fromstring(figure.draw(errors, depths))
-    titles = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}title")]
-    assert "naval, UDN: 1 ± 0.05" in titles
-    assert "yacht: E[ℓ] = 2.5 ± 0.2" in titles
-    assert "naval, f6, finite: 9" in titles
-    assert len(titles) == 1 + 2 * len(LABELS) + 2
-    ElementTree.fromstring(figure.draw({"yacht": {"udn": row["udn"]}}, {"yacht": {}}))
+    row = {model: Estimate(1.0 + 0.1 * i, 0.05) for i, model in enumerate(LABELS)}
+    errors = {"yacht": row, "naval": row | {"f6": Estimate(9.0, math.nan)}}
+    depths = {name: {"udn": Estimate(2.5, 0.2)} for name in errors}
+    drawn = Figure()
+    figure.draw(drawn, errors, depths)
+    upper, lower = drawn.axes
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(LABELS.values())
+    assert len(upper.containers) == 2 * len(LABELS) - 1  # f6 is beyond, at the edge
+    high = [line for line in upper.lines if line.get_marker() == "^" and len(line.get_xdata()) == 1]
+    assert [float(line.get_ydata()[0]) for line in high if line.get_color() == "#0b5a8c"] == [1.7]
+    dots = [container.lines[0] for container in lower.containers]
+    assert [float(dot.get_ydata()[0]) for dot in dots] == [2.5, 2.5]
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [False, True]
+    figure.draw(Figure(), {"yacht": {"udn": row["udn"]}}, {"yacht": {}})
 
 
 def test_results_go_between_the_marks_of_a_page():

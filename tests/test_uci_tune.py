@@ -16,9 +16,9 @@ from unbounded.experiments.uci.recipe import training_rows
 FAST = "rate=4,depth_lr_ratio=5"
 
 
-def plan_of(*variants: str, splits=(1,), models=()) -> study.Plan:
+def plan_of(*variants: str, splits=(1,), models=()) -> study.UCISettings:
     known = {words: tune.variant(words) for words in variants}
-    return study.Plan("standard", splits, [*models, *variants], TINY, (0,), variants=known)
+    return study.UCISettings("standard", splits, [*models, *variants], TINY, (0,), variants=known)
 
 
 def test_a_variant_from_words():

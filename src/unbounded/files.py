@@ -2,8 +2,6 @@
 
 import copy
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from unbounded import growth
+from unbounded import atomic, growth
 from unbounded.depth import (
     DepthFamily,
     FiniteDepth,
@@ -175,7 +173,7 @@ def read_header(path: str | Path, expected: str = FORMAT) -> dict[str, Any]:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write to a temporary file beside `path`, then put it in place in one move."""
+    """Write a safetensors file, atomically."""
     from safetensors.torch import save as to_bytes
 
     path = Path(path)
@@ -186,17 +184,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
         raise FileNotFoundError(f"the folder {path.parent} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_bytes(path, data)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -300,9 +288,3 @@ def _check_sizes(path: str | Path, header: dict[str, Any], tensors: dict[str, Te
         for key, value in config.items() if isinstance(config, dict) else ():
             if isinstance(value, int) and value > max(largest, len(tensors)) and key != "limit":
                 raise FileError(f"{path} claims {part}.{key} = {value}, its tensors are smaller")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -104,7 +104,7 @@ def ece(labels: Any, probs: Any, bins: int = 15) -> float:
 
 
 def adaptive_ece(labels: Any, probs: Any, bins: int = 15) -> float:
-    """The same with bins that hold about as many rows each (Nixon et al., 2019)."""
+    """Expected calibration error with bins of about as many rows each (Nixon et al., 2019)."""
     return _calibration_error(reliability(labels, probs, bins, adaptive=True))
 
 

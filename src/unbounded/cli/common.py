@@ -117,23 +117,6 @@ def check_output(path: Path, *inputs: Path) -> Path:
     return path
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place at the end, or leaves no trace."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def open_text(path: Path, is_gzip: bool) -> IO[str]:
     """A text file to write, gzipped if asked."""
     if is_gzip:

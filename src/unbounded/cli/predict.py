@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from unbounded.atomic import replacing
 from unbounded.cli import common
 from unbounded.cli.common import CommandError, Console, several
 
@@ -228,7 +229,7 @@ def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
     endings = [ending.lower() for ending in out.suffixes]
     is_gzip = endings[-1:] == [".gz"]
     kind = (endings[:-1] if is_gzip else endings)[-1:] or [".csv"]
-    with common.replacing(out) as temporary:
+    with replacing(out) as temporary:
         if kind in ([".parquet"], [".pq"]):
             sink = ParquetSink(temporary)
             try:

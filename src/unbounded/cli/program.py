@@ -94,10 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _explain(error: Exception) -> str | None:
     """One line for the user, if it is something that he or she can mend."""
     from unbounded.data.tables import TableError
+    from unbounded.experiments import StudyError
     from unbounded.files import FileError
     from unbounded.training import NonFiniteError
 
-    if isinstance(error, CommandError | TableError | FileError):
+    if isinstance(error, CommandError | TableError | FileError | StudyError):
         return str(error)
     if isinstance(error, NonFiniteError):
         return f"training went astray: {error}"

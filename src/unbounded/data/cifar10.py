@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.data import pickles
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, write
+from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
 from unbounded.data.images import Images
 
 CLASSES = (
@@ -182,7 +182,7 @@ def download(path: Path, entry: Entry | None = None) -> None:
         entry: where the archive is and what it must be; `ENTRY` by default.
 
     Raises:
-        DataError: if the archive cannot be had, or a checksum is another.
+        DataError: if the archive cannot be fetched, or a checksum is wrong.
     """
     entry = ENTRY if entry is None else entry
     content = fetch(entry.url, _INSTEAD)
@@ -194,7 +194,7 @@ def download(path: Path, entry: Entry | None = None) -> None:
     x, y = _together(entry.url, _from_archive(io.BytesIO(content)))
     del content  # 170 MB
     _checked(entry.url, x, y, entry)
-    write(path, lambda file: np.savez(file, x=x, y=y))
+    save_arrays(path, compressed=False, x=x, y=y)
 
 
 _INSTEAD = f"put the set into a folder and name it by --data or {FOLDER}"

@@ -1,17 +1,19 @@
 """Fetching files and keeping them, for the data sets that are not made but read.
 
-A file is fetched whole or not at all, and written by way of a temporary one: what fails leaves
-nothing behind. Whoever fetches compares what came with a checksum before keeping it.
+A file is fetched and kept whole or not at all. The caller compares what came with a checksum
+before keeping it.
 """
 
 import http.client
-import io
 import os
-import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unbounded.atomic import replacing
 
 FOLDER = "UNBOUNDED_DATA"  # environment: a folder with the files
 CACHE = "UNBOUNDED_CACHE"  # environment: where downloads are kept
@@ -20,7 +22,7 @@ _LARGEST = 1 << 28  # bytes that one file may have
 
 
 class DataError(OSError):
-    """A set that cannot be had, or is not what it should be."""
+    """A data set cannot be fetched, or is not what it should be."""
 
 
 def fetch(url: str, instead: str) -> bytes:
@@ -31,14 +33,14 @@ def fetch(url: str, instead: str) -> bytes:
         instead: what a user can do without the download, for the end of an error.
 
     Raises:
-        DataError: if the file cannot be had, is cut short, or is absurdly large.
+        DataError: if the file cannot be fetched, is cut short, or is absurdly large.
     """
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             content: bytes = answer.read(_LARGEST + 1)
             announced = answer.headers.get("Content-Length")
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise DataError(f"{url} cannot be had ({error}); {instead}") from None
+        raise DataError(f"{url} cannot be fetched ({error}); {instead}") from None
     if len(content) > _LARGEST:
         raise DataError(f"{url} is larger than {_LARGEST >> 20} MiB; {instead}")
     if announced is not None and len(content) != int(announced):
@@ -48,17 +50,12 @@ def fetch(url: str, instead: str) -> bytes:
     return content
 
 
-def write(path: Path, fill: Callable[[io.BufferedWriter], None]) -> None:
-    """Write a file by way of a temporary one beside it."""
+def save_arrays(path: Path, *, compressed: bool, **arrays: Any) -> None:
+    """Write arrays to an .npz file, atomically, and its folder if that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    save = np.savez_compressed if compressed else np.savez
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        save(file, **arrays)
 
 
 def cache_folder(chosen: str | Path | None, name: str) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, write
+from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
 
 Floats = NDArray[np.float64]
 Masks = NDArray[np.bool_]
@@ -83,74 +83,33 @@ _GAP = (
 )
 
 
-def _entry(name: str, folder: str, splits: int, gap_splits: int, checksum: str) -> Entry:
-    return Entry(splits, gap_splits, checksum, Source(_DATA.format(folder), _GAP.format(name)))
-
-
+_FOLDERS = {  # at the source, and how many standard and gap splits there are
+    "yacht": ("yacht", 20, 6),
+    "boston": ("bostonHousing", 20, 13),
+    "energy": ("energy", 20, 8),
+    "concrete": ("concrete", 20, 8),
+    "wine": ("wine-quality-red", 20, 11),
+    "power": ("power-plant", 20, 4),
+    "kin8nm": ("kin8nm", 20, 8),
+    "naval": ("naval-propulsion-plant", 20, 16),
+    "protein": ("protein-tertiary-structure", 5, 9),
+}
+_CHECKSUMS = {
+    "yacht": "56600292961abcba01bfead7a5f4c300ed87a72b84dcb1a841e1090f52231fca",
+    "boston": "3fe5198c1d6169658ee7974fdeebdf36449194889855022146faded4a9b647f9",
+    "energy": "33e2e9f7e888b2bb53ec35f856075c309fc87bf14eac3ac4f5d4e46209a5a5d9",
+    "concrete": "e7df32b565ad78261bf83dd855f38bdd92a5e2aaa1f328939d1a7b1b6d8200fb",
+    "wine": "a73a97b99338688312e7b434c7d7a9e483369453affc65c6c605aa3319be0b42",
+    "power": "91051d8ce4a4cbf68f3797b72c099bcb816441037eb023f09da4b3a0176164b4",
+    "kin8nm": "c22f458d5e1aa066bbde07cd8aed63afa89b744122ccd70b6a98c4175b8b1e6d",
+    "naval": "cbec8fa8de3132521d6c6317ed8fba6fd41f7b23d9cf26065f0c380a2d5a907f",
+    "protein": "4123248be16716e983a2e43dfb55e44b423f3ad1489508618c952bb312c57c35",
+}
 SETS: dict[str, Entry] = {
-    "yacht": _entry(
-        "yacht",
-        "yacht",
-        20,
-        6,
-        "56600292961abcba01bfead7a5f4c300ed87a72b84dcb1a841e1090f52231fca",
-    ),
-    "boston": _entry(
-        "boston",
-        "bostonHousing",
-        20,
-        13,
-        "3fe5198c1d6169658ee7974fdeebdf36449194889855022146faded4a9b647f9",
-    ),
-    "energy": _entry(
-        "energy",
-        "energy",
-        20,
-        8,
-        "33e2e9f7e888b2bb53ec35f856075c309fc87bf14eac3ac4f5d4e46209a5a5d9",
-    ),
-    "concrete": _entry(
-        "concrete",
-        "concrete",
-        20,
-        8,
-        "e7df32b565ad78261bf83dd855f38bdd92a5e2aaa1f328939d1a7b1b6d8200fb",
-    ),
-    "wine": _entry(
-        "wine",
-        "wine-quality-red",
-        20,
-        11,
-        "a73a97b99338688312e7b434c7d7a9e483369453affc65c6c605aa3319be0b42",
-    ),
-    "power": _entry(
-        "power",
-        "power-plant",
-        20,
-        4,
-        "91051d8ce4a4cbf68f3797b72c099bcb816441037eb023f09da4b3a0176164b4",
-    ),
-    "kin8nm": _entry(
-        "kin8nm",
-        "kin8nm",
-        20,
-        8,
-        "c22f458d5e1aa066bbde07cd8aed63afa89b744122ccd70b6a98c4175b8b1e6d",
-    ),
-    "naval": _entry(
-        "naval",
-        "naval-propulsion-plant",
-        20,
-        16,
-        "cbec8fa8de3132521d6c6317ed8fba6fd41f7b23d9cf26065f0c380a2d5a907f",
-    ),
-    "protein": _entry(
-        "protein",
-        "protein-tertiary-structure",
-        5,
-        9,
-        "4123248be16716e983a2e43dfb55e44b423f3ad1489508618c952bb312c57c35",
-    ),
+    name: Entry(
+        splits, gap_splits, _CHECKSUMS[name], Source(_DATA.format(folder), _GAP.format(name))
+    )
+    for name, (folder, splits, gap_splits) in _FOLDERS.items()
 }
 """The nine sets, from the smallest to the largest."""
 
@@ -243,7 +202,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
         entry: where it is and what it must be; the one in `SETS` by default.
 
     Raises:
-        DataError: if a file cannot be had, or the checksum is another.
+        DataError: if a file cannot be fetched, or its checksum is wrong.
     """
     entry = SETS[name] if entry is None else entry
     source = entry.source
@@ -263,12 +222,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
             f"{entry.checksum}; {_INSTEAD}"
         )
     packed, gap_packed = np.packbits(test, axis=1), np.packbits(gap, axis=1)
-    write(
-        path,
-        lambda file: np.savez_compressed(
-            file, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed
-        ),
-    )
+    save_arrays(path, compressed=True, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed)
 
 
 _INSTEAD = f"put NAME.npz into a folder and name it by --data or {FOLDER}"

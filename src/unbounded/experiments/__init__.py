@@ -1,4 +1,4 @@
-"""One file = one table or figure; `demo` is the shortest way to see a depth posterior.
+"""One study = one table or figure of the paper; `demo` is the shortest way to a depth posterior.
 
 A study is a module with `add_arguments(parser)` and `run(options)`, and a line in `STUDIES`:
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
@@ -7,11 +7,20 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 from typing import NamedTuple
 
 
+class StudyError(ValueError):
+    """A study cannot do what it was asked for; the message tells the user why, in one line."""
+
+
 class Study(NamedTuple):
     """Where a study is and what it does."""
 
     module: str
     about: str
+
+
+def listed(words: str) -> list[str]:
+    """The words between commas or blanks, as in options such as `--models udn,5`."""
+    return words.replace(",", " ").split()
 
 
 STUDIES: dict[str, Study] = {

@@ -60,7 +60,7 @@ def run(
     epochs: int = EPOCHS,
     progress: bool = True,
 ) -> DemoResult:
-    """Fit a spiral, say in the terminal what came of it, and write a page.
+    """Fit a spiral, print a summary, and write a page.
 
     Args:
         out: the page to write; replaced if it is there.
@@ -71,7 +71,7 @@ def run(
 
     Raises:
         OSError: if the page cannot be written there, before any training.
-        ValueError: on an ω, a seed or a number of epochs that cannot be.
+        ValueError: on an ω that is not finite, a negative seed, or fewer than one epoch.
     """
     out = page.check_target(out)
     with _one_thread():

@@ -1,7 +1,7 @@
 """Tables of a study written again, also into a page of the documentation."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from unbounded.experiments import records
@@ -19,6 +19,12 @@ def insert(page: str, text: str) -> str:
         raise ValueError(f"the page must have one {BEGIN} and one {END} behind it")
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{text}{END}{rest.split(END)[1]}"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, with an end of line."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def rewrite(

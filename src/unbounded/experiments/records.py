@@ -1,14 +1,14 @@
 """What every study writes down: where it ran, with what, and its numbers as JSON."""
 
 import json
-import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from unbounded import atomic
 
 
 def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -34,17 +34,9 @@ def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one, so that it is there whole or not at all."""
+    """Write a file, atomically, and its folder if that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    atomic.write_text(path, text)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,15 +7,17 @@ as the library uses it (shifted by one, since ℓ ≥ 1).
 
 import argparse
 import math
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from unbounded.depth import TruncatedPoisson
 from unbounded.depth.rates import poisson_cdf, poisson_quantile
-from unbounded.experiments import figures, records
+from unbounded.experiments import StudyError, figures, records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUANTILE = 0.95
 LARGEST = 70  # the proof's bound holds beyond by a Chernoff argument
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print the table, write figure and numbers; returns the numbers."""
     if options.largest < 1:
-        raise ValueError(f"--largest must be at least 1, got {options.largest}")
+        raise StudyError(f"--largest must be at least 1, got {options.largest}")
     counts = list(range(1, options.largest + 1))
     slack = [1.3 * (k - 1) + 5 - poisson_quantile(k, QUANTILE) for k in counts]
     rows = [check(rate) for rate in RATES]
@@ -45,23 +47,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "rates": rows,
     }
     records.write_json(options.out / "theorem.json", result)
-    figure = figures.stem_figure(
-        counts,
-        slack,
-        title="Truncated Poisson: the slack of the bound on m(q) is never negative",
-        x_label="k",
-        y_label="δ_k = 1.3 (k−1) + 5 − m(q(k))",
-        colour="#c2570c",
-    )
-    records.write_text(options.out / "truncated-poisson.svg", figure)
     print(table(rows))
     print(
         f"smallest δ_k for k = 1 … {options.largest}: {min(slack):.3g}; "
         f"{dense['rates']} rates from {dense['from']:g} to {dense['to']:g}: "
         f"{dense['violations']} violations, smallest slack {dense['smallest_slack']:.3g}"
     )
+    drawing = figures.render(lambda figure: draw(figure, counts, slack), (7.2, 3.2))
+    records.write_text(options.out / "truncated-poisson.svg", drawing)
     print(f"wrote {options.out / 'theorem.json'} and {options.out / 'truncated-poisson.svg'}")
     return result
+
+
+def draw(figure: "Figure", counts: list[int], slack: list[float]) -> None:
+    """Draw δ_k as a dot on a stem for each k."""
+    axes = figure.subplots()
+    axes.vlines(counts, 0, slack, color=figures.RED, alpha=0.45, linewidth=1)
+    axes.plot(counts, slack, "o", color=figures.RED, markersize=3)
+    axes.axhline(0, color=figures.MUTED, linewidth=0.8)
+    figures.label(axes, "k", "δ_k = 1.3 (k−1) + 5 − m(q(k))", whole=True)
+    figures.title(figure, "Truncated Poisson: the slack of the bound on m(q) is never negative")
 
 
 def check(rate: float) -> dict[str, Any]:
@@ -127,15 +132,3 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 _CLAIMS = ("bounds_hold", "is_the_quantile", "mode_is_n", "normalised")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """`python -m unbounded.experiments.theorem`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args(arguments))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

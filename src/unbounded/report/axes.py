@@ -9,7 +9,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Data from `low` to `high` drawn from `start` to `stop`, linear or logarithmic."""
 
     low: float

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unbounded.report.axes import Scale, labels, number
+from unbounded.report.axes import AxisScale, labels, number
 
 WIDTH, HEIGHT = 440.0, 264.0
 COLOURS = 6  # series and classes before the colours repeat
@@ -90,8 +90,8 @@ def plot_area(names: Sequence[str], top: float = 28.0, height: float = HEIGHT) -
 
 def frame(
     plot: Plot,
-    to_x: Scale,
-    to_y: Scale,
+    to_x: AxisScale,
+    to_y: AxisScale,
     x_axis: Sequence[float],
     y_axis: Sequence[float],
     x_label: str,
@@ -109,7 +109,7 @@ def frame(
     return "".join(parts)
 
 
-def y_grid(plot: Plot, to_y: Scale, y_axis: Sequence[float]) -> str:
+def y_grid(plot: Plot, to_y: AxisScale, y_axis: Sequence[float]) -> str:
     """A thin line and a label for each tick of the vertical axis."""
     parts = []
     for tick, name in zip(y_axis, tick_labels(y_axis, to_y.log), strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from unbounded.report import drawing as draw
 from unbounded.report.axes import (
-    Scale,
+    AxisScale,
     drawable,
     finite,
     inner_ticks,
@@ -58,8 +58,8 @@ def line_chart(
     labelled = any(words for _, words in placed)
     top = 38.0 if labelled else 28.0
     plot = draw.plot_area(draw.tick_labels(y_axis, log_y), top, height)
-    to_x = Scale(low, high, plot.left, plot.right)
-    to_y = Scale(*y_range, plot.bottom, plot.top, log_y)
+    to_x = AxisScale(low, high, plot.left, plot.right)
+    to_y = AxisScale(*y_range, plot.bottom, plot.top, log_y)
     parts = [draw.frame(plot, to_x, to_y, x_axis, y_axis, x_label, y_label, labelled)]
     parts.append(_marks(placed, plot, to_x, mark_name, x_label))
     for index, (name, points) in enumerate(lines.items()):
@@ -89,7 +89,7 @@ def thin(points: Points) -> Points:
     return kept
 
 
-def path_of(points: Points, to_x: Scale, to_y: Scale, steps: bool = False) -> str:
+def path_of(points: Points, to_x: AxisScale, to_y: AxisScale, steps: bool = False) -> str:
     """The commands of a path; a NaN lifts the pen."""
     parts: list[str] = []
     pen = False
@@ -143,7 +143,7 @@ def _y_axis(ys: Sequence[float], log: bool) -> tuple[list[float], tuple[float, f
 
 
 def _marks(
-    marks: Sequence[tuple[float, str]], plot: draw.Plot, to_x: Scale, name: str, x_label: str
+    marks: Sequence[tuple[float, str]], plot: draw.Plot, to_x: AxisScale, name: str, x_label: str
 ) -> str:
     """Vertical lines, with those labels that do not run into one another."""
     parts: list[str] = []
@@ -161,7 +161,7 @@ def _marks(
     return "".join(parts)
 
 
-def _lone_points(points: Points, to_x: Scale, to_y: Scale, colour: str) -> str:
+def _lone_points(points: Points, to_x: AxisScale, to_y: AxisScale, colour: str) -> str:
     """Dots where a line has nothing to join: one epoch, or one value between two gaps."""
     there = [not math.isnan(y) for _, y in points]
     parts = []
@@ -174,7 +174,7 @@ def _lone_points(points: Points, to_x: Scale, to_y: Scale, colour: str) -> str:
     return "".join(parts)
 
 
-def _bands(lines: Mapping[str, Points], plot: draw.Plot, to_x: Scale, x_label: str) -> str:
+def _bands(lines: Mapping[str, Points], plot: draw.Plot, to_x: AxisScale, x_label: str) -> str:
     """Invisible bands whose tooltips read the values off."""
     longest = max(lines.values(), key=len, default=[])
     if len(longest) < 2:

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unbounded.report import drawing as draw
 from unbounded.report import png
-from unbounded.report.axes import Scale, inner_ticks, number
+from unbounded.report.axes import AxisScale, inner_ticks, number
 from unbounded.report.points import dots
 
 Extent = tuple[float, float, float, float]
@@ -65,8 +65,8 @@ def heatmap(
     # Equal units on both axes, as long as that gives a picture of a sane shape.
     ratio = min(1.25, max(0.6, (y_high - y_low) / (x_high - x_low)))
     plot = draw.Plot(left, draw.WIDTH - 8, 28.0, 28.0 + ratio * (draw.WIDTH - 8 - left))
-    to_x = Scale(x_low, x_high, plot.left, plot.right)
-    to_y = Scale(y_low, y_high, plot.bottom, plot.top)
+    to_x = AxisScale(x_low, x_high, plot.left, plot.right)
+    to_y = AxisScale(y_low, y_high, plot.bottom, plot.top)
     pixels = class_pixels(grid) if grid.ndim == 3 else quantity_pixels(grid, colour)
     parts = [
         draw.frame(plot, to_x, to_y, x_axis, y_axis, x_label, y_label),
@@ -117,8 +117,8 @@ def _keys(grid: NDArray[np.float64], names: Sequence[str], colour: int) -> list[
 
 def _class_points(
     points: tuple[Sequence[float], Sequence[float], Sequence[int]],
-    to_x: Scale,
-    to_y: Scale,
+    to_x: AxisScale,
+    to_y: AxisScale,
     plain: bool,
 ) -> str:
     """Points by class with a halo that lifts them off the picture; grey specks if plain."""
@@ -144,8 +144,8 @@ def _class_points(
 def _crosses(
     points: tuple[Sequence[float], Sequence[float], Sequence[int]],
     wrong: Sequence[bool],
-    to_x: Scale,
-    to_y: Scale,
+    to_x: AxisScale,
+    to_y: AxisScale,
 ) -> str:
     parts = [
         f"M{draw.at(to_x(float(x)) - 4)} {draw.at(to_y(float(y)) - 4)}l8 8m0-8l-8 8"

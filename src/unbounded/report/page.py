@@ -2,11 +2,11 @@
 
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unbounded import atomic
 from unbounded.report import svg
 from unbounded.report.svg import escape
 
@@ -112,19 +112,8 @@ def check_target(path: str | Path) -> Path:
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write the page by way of a temporary file: it is there whole, or not at all."""
-    path = check_target(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(html)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write the page, atomically."""
+    atomic.write_text(check_target(path), html)
 
 
 _NUMBER = ' class="number"'

@@ -42,7 +42,7 @@ def encode(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """The same as an address that carries the picture itself."""
+    """A PNG file as a `data:` address, which carries the picture itself."""
     return "data:image/png;base64," + base64.b64encode(encode(pixels)).decode("ascii")
 
 

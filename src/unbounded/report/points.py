@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Scale, drawable, inner_ticks, number, trimmed, widened
+from unbounded.report.axes import AxisScale, drawable, inner_ticks, number, trimmed, widened
 from unbounded.report.lines import Points, Series, path_of
 
 _MOST = 4000  # points drawn of a large set
@@ -52,8 +52,8 @@ def scatter_chart(
         low, high = _padded(xs)
         x_axis = inner_ticks(low, high, 8 if integer_x else 5, integers=integer_x)
     plot = draw.plot_area(draw.tick_labels(y_axis, False))
-    to_x = Scale(low, high, plot.left, plot.right)
-    to_y = Scale(*y_range, plot.bottom, plot.top)
+    to_x = AxisScale(low, high, plot.left, plot.right)
+    to_y = AxisScale(*y_range, plot.bottom, plot.top)
     parts = [draw.frame(plot, to_x, to_y, x_axis, y_axis, x_label, y_label)]
     # The line of reference takes the second colour, the series the others.
     colours = [
@@ -111,8 +111,8 @@ def reliability_chart(
     axis = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     height = 360.0
     plot = draw.plot_area(draw.tick_labels(axis, False), height=height)
-    to_x = Scale(0.0, 1.0, plot.left, plot.right)
-    to_y = Scale(0.0, 1.0, plot.bottom, plot.top)
+    to_x = AxisScale(0.0, 1.0, plot.left, plot.right)
+    to_y = AxisScale(0.0, 1.0, plot.bottom, plot.top)
     parts = [draw.frame(plot, to_x, to_y, axis, axis, x_label, y_label)]
     most = max((k for _, _, k in bins), default=1.0)
     total = sum(k for _, _, k in bins) or 1.0
@@ -139,13 +139,18 @@ def reliability_chart(
     return draw.figure(title, "".join(parts), keys=keys, height=height)
 
 
-def dots(points: Points, to_x: Scale, to_y: Scale) -> str:
+def dots(points: Points, to_x: AxisScale, to_y: AxisScale) -> str:
     """A path of strokes of no length with round caps: a tenth of the size of circles."""
     return "".join(f"M{draw.at(to_x(x))} {draw.at(to_y(y))}h0" for x, y in points if _both((x, y)))
 
 
 def _circles(
-    row: Points, radii: Sequence[float], tips: Sequence[str], to_x: Scale, to_y: Scale, colour: str
+    row: Points,
+    radii: Sequence[float],
+    tips: Sequence[str],
+    to_x: AxisScale,
+    to_y: AxisScale,
+    colour: str,
 ) -> str:
     return "".join(
         f'<circle class="dot {colour}" cx="{draw.at(to_x(x))}" cy="{draw.at(to_y(y))}" '

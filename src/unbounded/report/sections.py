@@ -30,7 +30,7 @@ def depth_posterior(model: "UDN") -> Section:
 
 
 def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
-    """The same from the probabilities alone.
+    """q(ℓ) as bars, from the probabilities alone.
 
     Args:
         probs: q(first_depth), q(first_depth + 1), …

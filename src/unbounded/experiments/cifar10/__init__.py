@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
-from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, Recipe, Run
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, StudyError, said
+from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, result_line
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
 QUICK: dict[str, Any] = {
@@ -86,8 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train what is missing, then write tables and figures of all that is there."""
-    from unbounded.cli.common import CommandError
-
     if options.no_train:
         _write(_folder(options))
         return
@@ -101,10 +99,7 @@ def run(options: argparse.Namespace) -> None:
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("what it had saved stays") from None
             return
-        try:
-            wanted = study.prepare(resume=options.resume, again=options.again)
-        except StudyError as error:
-            raise CommandError(str(error)) from None
+        wanted = study.prepare(resume=options.resume, again=options.again)
         _train_all(study, wanted, options, device)
 
 
@@ -112,10 +107,8 @@ def make_study(options: argparse.Namespace) -> Study:
     """What the options ask for, before anything is read or written.
 
     Raises:
-        CommandError: if they ask for what cannot be.
+        StudyError: if they contradict each other or are out of range.
     """
-    from unbounded.cli.common import CommandError
-
     quick = options.quick
     try:
         runs = plan.plan(
@@ -130,19 +123,20 @@ def make_study(options: argparse.Namespace) -> Study:
             recipe = replace(recipe, epochs=options.epochs)
         recipe = recipe.changed(options.set)
     except ValueError as error:
-        raise CommandError(str(error)) from None
+        raise StudyError(str(error)) from None
     if options.jobs < 1:
-        raise CommandError(f"--jobs must be at least 1, got {options.jobs}")
+        raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     if options.minutes is not None and not options.minutes > 0:
-        raise CommandError(f"--minutes must be positive, got {options.minutes:g}")
+        raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
     if options.resume and options.again:
-        raise CommandError("--resume keeps what is there and --again does not: give one of them")
+        raise StudyError("--resume keeps what is there and --again does not: give one of them")
     return Study(_folder(options), runs, recipe, quick)
 
 
-def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, device: str) -> None:
+def _train_all(
+    study: Study, wanted: list[CifarRun], options: argparse.Namespace, device: str
+) -> None:
     """Train, one after the other or several at once; then tables, figures, and how it went."""
-    from unbounded.cli.common import CommandError
     from unbounded.experiments.cifar10 import table
 
     if study.quick:
@@ -161,16 +155,16 @@ def _train_all(study: Study, wanted: list[Run], options: argparse.Namespace, dev
     if table.read(study.folder):
         _write(study.folder)
     if failed:
-        raise CommandError(
+        raise StudyError(
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
-            f"their words are in {study.folder / 'logs'}"
+            f"their output is in {study.folder / 'logs'}"
         )
     print(f"{_progress(study)}; {(time.monotonic() - start) / 60:.1f} minutes")
     if study.missing():
         print(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
-def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> None:
+def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str) -> None:
     minutes = options.minutes
     if options.until is not None:
         minutes = max(0.01, (options.until - time.time()) / 60)
@@ -184,7 +178,9 @@ def _train(study: Study, runs: list[Run], options: argparse.Namespace, device: s
     )
 
 
-def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device: str) -> list[str]:
+def _at_once(
+    study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str
+) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
     from unbounded.data import cifar10
 
@@ -204,9 +200,9 @@ def _at_once(study: Study, runs: list[Run], options: argparse.Namespace, device:
         if status:
             print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
         elif path.is_file():
-            print(said(run, records.read_json(path)), flush=True)
+            print(result_line(run, records.read_json(path)), flush=True)
         else:
-            print(f"{name}: its time is up, its checkpoint is kept", flush=True)
+            print(f"{name}: out of time, its checkpoint is kept", flush=True)
 
     statuses = run_jobs(
         list(results),
@@ -224,7 +220,7 @@ def child(
     options: argparse.Namespace, folder: Path, name: str, device: str, until: float | None
 ) -> list[str]:
     """The command that trains one run of the plan, until a time as `time.time` has it."""
-    words = [sys.executable, "-m", "unbounded.experiments.cifar10", "--one", name]
+    words = [sys.executable, "-m", "unbounded.experiments", "cifar10", "--one", name]
     words += ["--lambda0", _lambda0(options), "--rules", options.rules]
     words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
     for option in ("models", "seeds", "epochs", "data"):
@@ -251,12 +247,22 @@ def _folder(options: argparse.Namespace) -> Path:
 
 
 def _device(options: argparse.Namespace) -> str:
+    """The device to train on, tried out.
+
+    Raises:
+        StudyError: if it cannot be used.
+    """
     import torch
 
-    from unbounded.cli.common import check_device
-
-    name = check_device(options.device)
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    name: str = options.device
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise StudyError(f"the device {name!r} cannot be used: {reason}") from None
+    return name
 
 
 def _progress(study: Study) -> str:
@@ -265,10 +271,6 @@ def _progress(study: Study) -> str:
 
 
 def _write(folder: Path) -> None:
-    from unbounded.cli.common import CommandError
     from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
 
-    try:
-        print(table.write(folder))
-    except StudyError as error:
-        raise CommandError(str(error)) from None
+    print(table.write(folder))

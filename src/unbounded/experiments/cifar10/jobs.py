@@ -78,7 +78,7 @@ def _start(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
 
 
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Ask, wait, and insist."""
+    """Ask processes to end, wait, and kill those that do not."""
     try:
         for process in processes:
             process.terminate()

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from unbounded.data.cifar10 import ALIASES, CLASSES
+from unbounded.experiments import listed
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES, Run
+from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES, CifarRun
 
 STUDY: tuple[tuple[str, ...], ...] = ((), EASY, HARD)
 """The groups of the whole study; () is all ten classes."""
@@ -25,7 +26,7 @@ def plan(
     classes: Sequence[tuple[str, ...]] | None = None,
     lambda0: Sequence[float] = (LAMBDA0,),
     rules: Sequence[str] = RULES[:1],
-) -> list[Run]:
+) -> list[CifarRun]:
     """The runs, one seed after the other, so that the first ones already make a table.
 
     Args:
@@ -44,9 +45,11 @@ def plan(
             starts, ways = (lambda0, rules) if everything else ((usual,), rules[:1])
             for model in models:
                 if model == "udn":
-                    found += [Run(model, seed, group, start, w) for w in ways for start in starts]
+                    found += [
+                        CifarRun(model, seed, group, start, w) for w in ways for start in starts
+                    ]
                 elif everything:
-                    found.append(Run(model, seed, group))
+                    found.append(CifarRun(model, seed, group))
     return found
 
 
@@ -122,11 +125,6 @@ def classes_of(words: Iterable[str] | None) -> tuple[tuple[str, ...], ...] | Non
 def classes_label(classes: Sequence[str]) -> str:
     """A group of classes for people."""
     return " + ".join(classes) or "all ten classes"
-
-
-def listed(words: str) -> list[str]:
-    """Words between commas or blanks."""
-    return words.replace(",", " ").split()
 
 
 def _group(word: str) -> tuple[str, ...]:

@@ -201,7 +201,7 @@ UDN_ONLY = frozenset(
 
 
 @dataclass(frozen=True)
-class Run:
+class CifarRun:
     """One model to train.
 
     Attributes:

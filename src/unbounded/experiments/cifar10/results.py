@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.plan import STUDY
 from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES
-from unbounded.experiments.cifar10.study import StudyError
 
 Result = dict[str, Any]
 """What a run left in its file."""
@@ -83,7 +82,7 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
-def over(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
+def spread_of(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
     """A number of the runs, in multiples of `unit`."""
     return spread([result[key] / unit for result in results])
 

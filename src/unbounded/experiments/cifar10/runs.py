@@ -1,8 +1,9 @@
-"""One run: train a model, or go on with it, and write down what there is to say of it."""
+"""One run: train a model, or resume its training, and record its scores."""
 
 import itertools
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +15,7 @@ from unbounded import metrics
 from unbounded.data.images import Images
 from unbounded.engines import Eager, Graphs
 from unbounded.experiments import records
-from unbounded.experiments.cifar10.recipe import Recipe, Run
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
@@ -29,7 +30,7 @@ _ROWS = 2000
 
 
 def train(
-    run: Run,
+    run: CifarRun,
     recipe: Recipe,
     images: tuple[Images, Images],
     *,
@@ -67,39 +68,10 @@ def train(
     if not resume:
         checkpoint.unlink(missing_ok=True)
     name = "test" if is_test else "validation"
-    batch_size = min(recipe.batch_size, len(data))
-    per_epoch = max(1, len(data) // batch_size)
     epochs = run.epochs(recipe)
-    trainer = Trainer(
-        model,
-        data,
-        validation=None,
-        monitor=None,
-        batch_size=batch_size,
-        num_data=None,
-        seed=run.seed,
-    )
-    optimizer = run.optimizer(model, recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
     looker = _Looker(model, held_out, name, epochs, minutes)
-    trainer.configure(
-        optimizer=optimizer,
-        lr=recipe.lr,
-        depth_lr_ratio=1.0,
-        scheduler=run.scheduler(optimizer, recipe, per_epoch),
-        schedule_every="step",
-        patience=None,
-        select="score",
-        clip=None,
-        autocast=torch.bfloat16 if device.type == "cuda" else None,
-        grow_every="step",
-        drop_inactive=False,
-        depth_rule=run.depth_rule(recipe),
-        equal_heads=recipe.equal_heads and run.ascends,
-        equal_layers=recipe.equal_layers and run.ascends,
-        engine=engine,
-        callbacks=[*run.callbacks(recipe), looker],
-    )
+    trainer = _trainer(run, recipe, model, data, engine, looker)
     result = trainer.run(
         epochs,
         progress=progress,
@@ -112,15 +84,7 @@ def train(
     if trainer.epoch < epochs:
         return None
     record = {
-        "run": records.plain(
-            {
-                "model": run.model,
-                "seed": run.seed,
-                "classes": run.classes,
-                "lambda0": run.lambda0,
-                "rule": run.rule,
-            }
-        ),
+        "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
         **scores(model, held_out, name, trainer.autocast),
@@ -139,8 +103,50 @@ def train(
     return record
 
 
+def _trainer(
+    run: CifarRun,
+    recipe: Recipe,
+    model: UDN,
+    data: ImageData,
+    engine: Eager | Graphs,
+    looker: Callback,
+) -> Trainer:
+    """The trainer of a run, set up by its recipe."""
+    batch_size = min(recipe.batch_size, len(data))
+    per_epoch = max(1, len(data) // batch_size)
+    trainer = Trainer(
+        model,
+        data,
+        validation=None,
+        monitor=None,
+        batch_size=batch_size,
+        num_data=None,
+        seed=run.seed,
+    )
+    optimizer = run.optimizer(model, recipe)
+    trainer.configure(
+        optimizer=optimizer,
+        lr=recipe.lr,
+        depth_lr_ratio=1.0,
+        scheduler=run.scheduler(optimizer, recipe, per_epoch),
+        schedule_every="step",
+        patience=None,
+        select="score",
+        clip=None,
+        autocast=torch.bfloat16 if model.anchor.device.type == "cuda" else None,
+        grow_every="step",
+        drop_inactive=False,
+        depth_rule=run.depth_rule(recipe),
+        equal_heads=recipe.equal_heads and run.ascends,
+        equal_layers=recipe.equal_layers and run.ascends,
+        engine=engine,
+        callbacks=[*run.callbacks(recipe), looker],
+    )
+    return trainer
+
+
 class _Looker(Callback):
-    """Scores held-out images now and then, and stops when the time is up."""
+    """Score held-out images every few epochs, and stop when the time is up."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The runs of a study and the folder that they live in: what is there, what is to be trained.
 
-FOLDER/runs/NAME.json         a run at its end
-FOLDER/runs/NAME.checkpoint   a run on its way
-FOLDER/logs/NAME.log          what a run had to say, where several ran at once
+FOLDER/runs/NAME.json         the result of a finished run
+FOLDER/runs/NAME.checkpoint   an unfinished run
+FOLDER/logs/NAME.log          the output of a run, where several ran at once
 FOLDER/quick.json             only in the folder of a quick look
 FOLDER/table.md, *.svg        made from the runs, see `table` and `figures`
 """
@@ -15,18 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unbounded.experiments import records
-from unbounded.experiments.cifar10.recipe import UDN_ONLY, Recipe, Run
+from unbounded.experiments import StudyError, records
+from unbounded.experiments.cifar10.recipe import UDN_ONLY, CifarRun, Recipe
 
 if TYPE_CHECKING:
     from unbounded.data.images import Images
 
 QUICK_IMAGES = {"train": 500, "test": 200}
 MARK = "quick.json"
-
-
-class StudyError(ValueError):
-    """The folder has what does not go with what is asked for."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +37,23 @@ class Study:
     """
 
     folder: Path
-    runs: Sequence[Run]
+    runs: Sequence[CifarRun]
     recipe: Recipe
     quick: bool = False
 
-    def result(self, run: Run) -> Path:
-        """The file of a run at its end."""
+    def result(self, run: CifarRun) -> Path:
+        """The file with the result of a finished run."""
         return self.folder / "runs" / f"{run.name}.json"
 
-    def checkpoint(self, run: Run) -> Path:
-        """The file of a run on its way."""
+    def checkpoint(self, run: CifarRun) -> Path:
+        """The file from which an unfinished run goes on."""
         return self.folder / "runs" / f"{run.name}.checkpoint"
 
-    def missing(self) -> list[Run]:
-        """The runs that are not at their end."""
+    def missing(self) -> list[CifarRun]:
+        """The runs that are not finished."""
         return [run for run in self.runs if not self.result(run).is_file()]
 
-    def prepare(self, *, resume: bool = False, again: bool = False) -> list[Run]:
+    def prepare(self, *, resume: bool = False, again: bool = False) -> list[CifarRun]:
         """Make the folder ready; returns the runs that are to be trained.
 
         A folder holds the runs of one recipe, so that its tables compare like with like.
@@ -110,7 +106,7 @@ class Study:
 
     def train(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[CifarRun],
         *,
         device: str,
         data: Path | None,
@@ -118,7 +114,7 @@ class Study:
         minutes: float | None = None,
         progress: bool | None = None,
     ) -> None:
-        """Train one after the other in this process, as long as there is time.
+        """Train runs one after the other in this process, as long as there is time.
 
         Args:
             runs: those of the study that are to be trained now.
@@ -138,7 +134,8 @@ class Study:
         if self.quick:
             train, test = images
             images = cifar10.CIFAR10(
-                few(train, QUICK_IMAGES["train"]), few(test, QUICK_IMAGES["test"])
+                first_of_each_class(train, QUICK_IMAGES["train"]),
+                first_of_each_class(test, QUICK_IMAGES["test"]),
             )
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
@@ -155,20 +152,20 @@ class Study:
                 minutes=left,
             )
             if found is None:
-                print(f"{run.name}: its time is up, its checkpoint is kept", flush=True)
+                print(f"{run.name}: out of time, its checkpoint is kept", flush=True)
                 return
-            print(said(run, found), flush=True)
+            print(result_line(run, found), flush=True)
 
 
-def few(images: "Images", count: int) -> "Images":
+def first_of_each_class(images: "Images", count: int) -> "Images":
     """About `count` of the images, the first ones of each class, in their order."""
     each = -(-count // len(images.classes))
     rows = [np.flatnonzero(images.y == label)[:each] for label in range(len(images.classes))]
     return images.take(np.sort(np.concatenate(rows)))
 
 
-def said(run: Run, result: dict[str, Any]) -> str:
-    """A run at its end, in one line."""
+def result_line(run: CifarRun, result: dict[str, Any]) -> str:
+    """The result of a finished run, in one line."""
     return (
         f"{run.name}: {result['test_accuracy']:.2%}, E[ℓ] {result['depth_mean']:.2f}, "
         f"{result['seconds'] / 60:.1f} minutes"

@@ -16,13 +16,13 @@ from unbounded.experiments.cifar10.results import (
     Spread,
     headline,
     label,
-    over,
     read,
     relative_range,
     select,
+    spread_of,
 )
 from unbounded.experiments.cifar10.study import MARK
-from unbounded.experiments.pages import rewrite
+from unbounded.experiments.pages import markdown_table, rewrite
 
 RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
 ALIKE = 0.25
@@ -45,43 +45,45 @@ def markdown(results: Sequence[Result]) -> str:
 def accuracy_table(results: Sequence[Result]) -> str:
     """Table 2: published figures beside ours."""
     full = select(results, classes=())
-    rows: list[tuple[str, published.Published | None, list[Result]]] = []
+    models: list[tuple[str, published.Published | None, list[Result]]] = []
     printed = {row.model: row for row in published.TABLE if row.model is not None}
     depths = {int(m) for m in printed if m != "udn"}
     depths |= {int(r["run"]["model"]) for r in full if r["run"]["model"] != "udn"}
     for depth in sorted(depths):
         known = printed.get(str(depth))
         name = known.label if known else label(str(depth))
-        rows.append((name, known, select(full, str(depth))))
-    rows += [(row.label, row, []) for row in published.TABLE if row.model is None]
+        models.append((name, known, select(full, str(depth))))
+    models += [(row.label, row, []) for row in published.TABLE if row.model is None]
     main = headline(results)
-    rows.append((_udn_label(main), printed["udn"], main))
+    models.append((_udn_label(main), printed["udn"], main))
     for rule in RULES:  # the other rule, from the same λ₀
         other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
         if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
-            rows.append((_udn_label(other), None, other))
-    best = max((over(r, "test_accuracy").mean for _, _, r in rows if r), default=None)
+            models.append((_udn_label(other), None, other))
+    best = max((spread_of(r, "test_accuracy").mean for _, _, r in models if r), default=None)
     head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
-    lines = _head([*head, "E[ℓ]", "m", "minutes"])
-    for name, known, runs in rows:
+    head += ["E[ℓ]", "m", "minutes"]
+    rows = []
+    for name, known, runs in models:
         cells = [name, "–", "–"]
         if known is not None:
             cells[1:] = [f"{known.mean:.1f} ± {known.deviation:.1f}", known.source]
-        lines.append(_line(cells + (_cells(runs, best) if runs else ["–"] * 7)))
-    return "\n".join([*lines, "", f"± is a standard deviation over runs. {published.SOURCE}.", ""])
+        rows.append(cells + (_cells(runs, best) if runs else ["–"] * 7))
+    note = f"\n± is a standard deviation over runs. {published.SOURCE}.\n"
+    return markdown_table(head, rows) + note
 
 
 def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
-    accuracy = over(runs, "test_accuracy")
+    accuracy = spread_of(runs, "test_accuracy")
     shown = _percent(accuracy)
     return [
         f"**{shown}**" if accuracy.mean == best else shown,
         str(accuracy.seeds),
-        _show(over(runs, "test_log_score"), 3),
-        _show(over(runs, "test_ece"), 3),
-        _show(over(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
+        _show(spread_of(runs, "test_log_score"), 3),
+        _show(spread_of(runs, "test_ece"), 3),
+        _show(spread_of(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
         _integers(runs, "max_depth"),
-        f"{over(runs, 'seconds', 60).mean:.1f}",
+        f"{spread_of(runs, 'seconds', 60).mean:.1f}",
     ]
 
 
@@ -91,20 +93,21 @@ def classes_table(results: Sequence[Result]) -> str:
     order = [published.EASY, published.HARD, ()]
     order += [group for group in groups if group not in order]
     head = ["classes", "accuracy, paper", "accuracy, ours", "seed by seed"]
-    lines = _head([*head, "E[ℓ]", "seed by seed", "m"])
+    head += ["E[ℓ]", "seed by seed", "m"]
+    rows = []
     for group in order:
         runs = headline(results, group)
         known = published.ACCURACY.get(group)
         cells = [classes_label(group), "–" if known is None else f"{known:.0f}"]
         if not runs:
-            lines.append(_line([*cells, "not run", "–", "–", "–", "–"]))
+            rows.append([*cells, "not run", "–", "–", "–", "–"])
             continue
-        cells += [_percent(over(runs, "test_accuracy"))]
+        cells += [_percent(spread_of(runs, "test_accuracy"))]
         cells += [", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)]
-        cells += [_show(over(runs, "depth_mean"), 2)]
+        cells += [_show(spread_of(runs, "depth_mean"), 2)]
         cells += [", ".join(f"{r['depth_mean']:.2f}" for r in runs)]
-        lines.append(_line([*cells, _integers(runs, "max_depth")]))
-    return "\n".join([*lines, "", f"All with {_described(results)}.", ""])
+        rows.append([*cells, _integers(runs, "max_depth")])
+    return markdown_table(head, rows) + f"\nAll with {_described(results)}.\n"
 
 
 def starts_table(results: Sequence[Result]) -> str:
@@ -117,7 +120,7 @@ def starts_table(results: Sequence[Result]) -> str:
     head = ["λ₀"]
     for rule in rules:
         head += [f"E[ℓ], {RULE_LABELS[rule]}", "accuracy, %", "seeds"]
-    lines = _head(head)
+    rows = []
     for start in starts:
         cells = [f"{start:g}"]
         for rule in rules:
@@ -125,14 +128,14 @@ def starts_table(results: Sequence[Result]) -> str:
             if not runs:
                 cells += ["–", "–", "–"]
                 continue
-            depth = over(runs, "depth_mean")
-            cells += [_show(depth, 2), _percent(over(runs, "test_accuracy")), str(depth.seeds)]
-        lines.append(_line(cells))
+            depth = spread_of(runs, "depth_mean")
+            cells += [_show(depth, 2), _percent(spread_of(runs, "test_accuracy")), str(depth.seeds)]
+        rows.append(cells)
     cells = ["(max − min) / mean"]
     for rule in rules:
         ends = list(_ends(full, rule).values())
         cells += [f"{relative_range(ends):.1%}" if len(ends) > 1 else "one λ₀ alone", "", ""]
-    return "\n".join([*lines, _line(cells), ""])
+    return markdown_table(head, [*rows, cells])
 
 
 def verdicts(results: Sequence[Result]) -> dict[str, bool]:
@@ -143,14 +146,14 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     main = headline(results)
     if main:
-        ours = over(main, "test_accuracy", 0.01)
+        ours = spread_of(main, "test_accuracy", 0.01)
         reach = round(ours.mean + (ours.deviation or 0.0), 6)  # 94.39999… is 94.4
         paper = next(row for row in published.TABLE if row.model == "udn")
         found[f"UDN as good as the paper's {paper.mean}"] = reach >= paper.mean
         full = select(results, classes=())
         depths = {r["run"]["model"] for r in full} - {"udn"}
         if len(depths) > 1:
-            means = [over(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
+            means = [spread_of(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
             best = round(max(means), 6)
             count = len(depths)
             found[f"UDN as good as the best of {count} fixed depths"] = reach >= best
@@ -168,7 +171,7 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
         claim = "E[ℓ] grows from deer + automobile to cat + dog to all ten, whatever the seeds"
         found[claim] = max(easy) < min(hard) and max(hard) < min(everything)
         for group in (published.EASY, published.HARD):
-            accuracy = over(headline(results, group), "test_accuracy", 0.01)
+            accuracy = spread_of(headline(results, group), "test_accuracy", 0.01)
             known = published.ACCURACY[group]
             good = round(accuracy.mean + (accuracy.deviation or 0.0)) >= known
             found[f"UDN as good as the paper's {known:.0f} on {classes_label(group)}"] = good
@@ -179,7 +182,7 @@ def _ends(results: Sequence[Result], rule: str) -> dict[float, float]:
     """λ₀ ↦ E[ℓ] at the end on all ten classes, averaged over seeds."""
     full = select(results, "udn", (), rule=rule)
     starts = sorted({r["run"]["lambda0"] for r in full})
-    return {start: over(select(full, lambda0=start), "depth_mean").mean for start in starts}
+    return {start: spread_of(select(full, lambda0=start), "depth_mean").mean for start in starts}
 
 
 def _by_seed(runs: Sequence[Result]) -> list[float]:
@@ -190,9 +193,8 @@ def _verdicts(results: Sequence[Result]) -> str:
     found = verdicts(results)
     if not found:
         return "Too little was run to tell.\n"
-    lines = _head(["claim", "reached"])
-    lines += [_line([claim, "yes" if good else "no"]) for claim, good in found.items()]
-    return "\n".join(lines) + "\n"
+    rows = [[claim, "yes" if good else "no"] for claim, good in found.items()]
+    return markdown_table(["claim", "reached"], rows)
 
 
 def _conditions(results: Sequence[Result]) -> str:
@@ -203,7 +205,8 @@ def _conditions(results: Sequence[Result]) -> str:
         for r in results
     )
     head = ["run", "runs", "minutes", "of that capturing and compiling", "seconds an epoch"]
-    lines = _head([*head, "layers"])
+    head += ["layers"]
+    rows = []
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         run = result["run"]
@@ -211,19 +214,13 @@ def _conditions(results: Sequence[Result]) -> str:
         groups.setdefault(key, []).append(result)
     for (model, classes), runs in groups.items():
         cells = [f"{model}, {classes}", str(len(runs))]
-        cells += [f"{over(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
-        cells += [f"{over(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
-        lines.append(_line(cells))
+        cells += [f"{spread_of(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
+        cells += [f"{spread_of(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
+        rows.append(cells)
     total = sum(r["seconds"] for r in results) / 60
     settings = ", ".join(f"{key} {_plain(value)}" for key, value in recipe.items())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.",
-            "",
-        ]
-    )
+    note = f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.\n"
+    return markdown_table(head, rows) + "\n" + note
 
 
 def _udn_label(runs: Sequence[Result]) -> str:
@@ -266,14 +263,6 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _head(cells: Sequence[str]) -> list[str]:
-    return [_line(cells), _line(["---"] * len(cells))]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 # Files
 
 
@@ -301,6 +290,7 @@ def write(folder: Path) -> str:
         raise FileNotFoundError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
     loud = warning(folder)
     text = markdown(results)
+    records.write_text(folder / "table.md", text)  # before drawing, which may fail
     drawn, left_out = figures.draw(results, note=loud)
     for name in figures.NAMES:
         if name in drawn:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from unbounded.data import uci
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, listed, records
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
-from unbounded.experiments.uci.study import Plan, estimate, run_set
+from unbounded.experiments.uci.study import UCISettings, estimate, run_set
 
 QUICK = Recipe(width=50, steps=800, scales=(0.3, 1.0), parts=1)
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy"), 3
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
     from unbounded.experiments.uci import table  # a command of its own, with `python -m`
 
     plan = make_plan(options)
-    chosen = _list(options.datasets) if options.datasets else None
+    chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
     out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
@@ -110,7 +110,7 @@ def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
     there: dict[str, Any] = records.read_json(path)
     if {**there["configuration"], "models": []} == {**configuration, "models": []}:
         return there
-    print(f"{path} was run otherwise, it is run again")
+    print(f"{path} was made with other settings, it is run again")
     return None
 
 
@@ -134,48 +134,46 @@ def added(there: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_plan(options: argparse.Namespace) -> Plan:
+def make_plan(options: argparse.Namespace) -> UCISettings:
     """What the options ask for, before any set is read.
 
     Raises:
-        ValueError: on a model, a number of splits or a seed that cannot be.
+        StudyError: on a model, a number of splits or a seed that cannot be.
     """
-    from unbounded.cli.common import CommandError
-
     recipe = QUICK if options.quick else Recipe()
     changes = {k: v for k, v in (("width", options.width), ("steps", options.steps)) if v}
     try:
         recipe = replace(recipe, **changes)
-        seeds = [int(seed) for seed in _list(options.seeds)]
+        seeds = [int(seed) for seed in listed(options.seeds)]
         device = torch.device(options.device)
     except (ValueError, RuntimeError) as error:
-        raise CommandError(str(error)) from None
+        raise StudyError(str(error)) from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise CommandError("--device cuda: there is no CUDA device here")
-    models = _list(options.models) if options.models else list(LABELS)
+        raise StudyError("--device cuda: there is no CUDA device here")
+    models = listed(options.models) if options.models else list(LABELS)
     unknown = [m for m in models if m not in LABELS]
     if unknown:
-        raise CommandError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
+        raise StudyError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
     needed = 2 if any(m in ENSEMBLES for m in models) else 1
     if len(set(seeds)) != len(seeds) or len(seeds) < needed or min(seeds) < 0:
-        raise CommandError(f"--seeds must be at least {needed} different numbers, got {seeds}")
+        raise StudyError(f"--seeds must be at least {needed} different numbers, got {seeds}")
     kind = "gap" if options.splits == "gap" else "standard"
     if options.splits not in ("gap", "standard") and not (
         options.splits.isdecimal() and int(options.splits) > 0
     ):
-        raise CommandError(f"--splits must be standard, gap or a number, got {options.splits!r}")
+        raise StudyError(f"--splits must be standard, gap or a number, got {options.splits!r}")
     models = [m for m in LABELS if m in models]
-    return Plan(kind, (), models, recipe, seeds, options.device, options.chunk)
+    return UCISettings(kind, (), models, recipe, seeds, options.device, options.chunk)
 
 
-def _for_set(plan: Plan, data: uci.UCISet, splits: str) -> Plan:
+def _for_set(plan: UCISettings, data: uci.UCISet, splits: str) -> UCISettings:
     count = len(data.masks(plan.kind))
     if splits.isdecimal():
         count = min(count, int(splits))
     return replace(plan, splits=range(count))
 
 
-def describe(plan: Plan, data: uci.UCISet) -> dict[str, Any]:
+def describe(plan: UCISettings, data: uci.UCISet) -> dict[str, Any]:
     """All that the results depend on, but the machine."""
     return {
         "kind": plan.kind,
@@ -187,7 +185,7 @@ def describe(plan: Plan, data: uci.UCISet) -> dict[str, Any]:
     }
 
 
-def _estimate(names: list[str], options: argparse.Namespace, plan: Plan) -> None:
+def _estimate(names: list[str], options: argparse.Namespace, plan: UCISettings) -> None:
     total = 0.0
     for name in names:
         data = uci.load(name, options.data)
@@ -195,7 +193,3 @@ def _estimate(names: list[str], options: argparse.Namespace, plan: Plan) -> None
         total += seconds
         print(f"{name}: about {seconds:.0f} s", flush=True)
     print(f"all: about {total / 60:.1f} minutes")
-
-
-def _list(words: str) -> list[str]:
-    return [word for word in words.replace(",", " ").split() if word]

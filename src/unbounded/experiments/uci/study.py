@@ -57,8 +57,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be done for one set.
+class UCISettings:
+    """Which splits and models of one set are trained, and how.
 
     Attributes:
         kind: "standard" or "gap".
@@ -92,8 +92,8 @@ class Plan:
         return _CHUNK if self.chunk is None and on_cpu else self.chunk
 
 
-def run_set(data: UCISet, plan: Plan, say: Say = print) -> dict[str, Any]:
-    """Everything for one set, as plain data.
+def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]:
+    """Choose, train and score all models on one set; returns plain data.
 
     Test rows are looked at by the last step alone, to predict and to score them.
     """
@@ -120,7 +120,7 @@ def run_set(data: UCISet, plan: Plan, say: Say = print) -> dict[str, Any]:
     return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "rows": rows}
 
 
-def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], Choice]:
+def choose(data: UCISet, plan: UCISettings, say: Say = print) -> dict[tuple[int, str], Choice]:
     """The prior's scale and the noise's factor, for each split and network."""
     start = time.perf_counter()
     by_candidate = validate(data, plan)
@@ -142,7 +142,7 @@ def choose(data: UCISet, plan: Plan, say: Say = print) -> dict[tuple[int, str], 
     return found
 
 
-def validate(data: UCISet, plan: Plan) -> dict[tuple[int, str, float], list[scores.HeldOut]]:
+def validate(data: UCISet, plan: UCISettings) -> dict[tuple[int, str, float], list[scores.HeldOut]]:
     """(split, network, scale) → what that candidate predicts for the validation parts."""
     keys, jobs = selection_jobs(data, plan)
     found: dict[tuple[int, str, float], list[scores.HeldOut]] = {}
@@ -155,7 +155,7 @@ def validate(data: UCISet, plan: Plan) -> dict[tuple[int, str, float], list[scor
     return found
 
 
-def selection_jobs(data: UCISet, plan: Plan) -> tuple[list[tuple[int, int]], list[Job]]:
+def selection_jobs(data: UCISet, plan: UCISettings) -> tuple[list[tuple[int, int]], list[Job]]:
     """(split, part) and network of everything that the selection trains."""
     masks = data.masks(plan.kind)
     keys, jobs = [], []
@@ -171,7 +171,7 @@ def selection_jobs(data: UCISet, plan: Plan) -> tuple[list[tuple[int, int]], lis
 
 
 def final_jobs(
-    plan: Plan, tables: dict[int, Table], choices: dict[tuple[int, str], Choice]
+    plan: UCISettings, tables: dict[int, Table], choices: dict[tuple[int, str], Choice]
 ) -> dict[tuple[int, str, int], Job]:
     """(split, network, seed) → network of everything that is trained on all training rows."""
     wanted: dict[tuple[int, str, int], Job] = {}
@@ -190,7 +190,7 @@ def base_of(model: str, split: int, choices: dict[tuple[int, str], Choice]) -> s
     return min(models_.choices_of(model), key=lambda name: choices[split, name].nll)
 
 
-def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list[Trained]:
+def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) -> list[Trained]:
     """Train networks, those of one architecture at once; all tables must have one size."""
     recipe = plan.recipe
     found: dict[int, Trained] = {}
@@ -225,7 +225,7 @@ def train(jobs: Sequence[Job], plan: Plan, *, epochs: int | None = None) -> list
     return [found[index] for index in range(len(jobs))]
 
 
-def estimate(data: UCISet, plan: Plan, epochs: tuple[int, int] = (2, 6)) -> float:
+def estimate(data: UCISet, plan: UCISettings, epochs: tuple[int, int] = (2, 6)) -> float:
     """Seconds that the set will take, from few and some more epochs of its populations."""
     masks, total = data.masks(plan.kind), 0.0
     tables = {
@@ -246,7 +246,7 @@ def estimate(data: UCISet, plan: Plan, epochs: tuple[int, int] = (2, 6)) -> floa
     return total
 
 
-def _build(jobs: Sequence[Job], plan: Plan) -> list[UDN]:
+def _build(jobs: Sequence[Job], plan: UCISettings) -> list[UDN]:
     """New networks; those that differ in their prior alone are copies of one another."""
     priors = {job.scale: GaussianWeights(job.scale) for job in jobs}
     first: dict[tuple[str, int], UDN] = {}
@@ -270,7 +270,7 @@ def _seed(seed: int, split: int) -> int:
 
 
 def _score(
-    plan: Plan,
+    plan: UCISettings,
     tables: dict[int, Table],
     choices: dict[tuple[int, str], Choice],
     trained: dict[tuple[int, str, int], Trained],

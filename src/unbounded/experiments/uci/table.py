@@ -12,10 +12,11 @@ from typing import Any
 
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
-from unbounded.experiments.pages import rewrite
+from unbounded.experiments.figures import render
+from unbounded.experiments.pages import markdown_table, rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
-from unbounded.experiments.uci.published import Figure
+from unbounded.experiments.uci.published import Estimate
 
 Results = dict[str, dict[str, Any]]
 """The results of each set, in the order of `SETS`."""
@@ -27,7 +28,7 @@ def read(folder: Path) -> Results:
     return {name: records.read_json(path) for name, path in found.items() if path.is_file()}
 
 
-def figures(result: Mapping[str, Any], metric: str) -> dict[str, Figure]:
+def estimates(result: Mapping[str, Any], metric: str) -> dict[str, Estimate]:
     """Mean and standard error over the splits, for each model of a set."""
     found = {}
     for model in LABELS:
@@ -37,16 +38,16 @@ def figures(result: Mapping[str, Any], metric: str) -> dict[str, Figure]:
     return found
 
 
-def summary(values: Sequence[float]) -> Figure:
+def summary(values: Sequence[float]) -> Estimate:
     """Mean and standard error."""
     mean = sum(values) / len(values)
     if len(values) < 2:
-        return Figure(mean, math.nan)
+        return Estimate(mean, math.nan)
     variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    return Figure(mean, math.sqrt(variance / len(values)))
+    return Estimate(mean, math.sqrt(variance / len(values)))
 
 
-def not_worse(one: Figure, other: Figure) -> bool:
+def not_worse(one: Estimate, other: Estimate) -> bool:
     """At least as good: not worse than the other mean by more than its own standard error."""
     error = 0.0 if math.isnan(one.error) else one.error
     return one.mean <= other.mean + error
@@ -72,11 +73,13 @@ def markdown(results: Results) -> str:
     return "\n".join(parts)
 
 
-def _metric_table(results: Results, metric: str, others: Mapping[str, Mapping[str, Figure]]) -> str:
-    each = {name: figures(result, metric) for name, result in results.items()}
+def _metric_table(
+    results: Results, metric: str, others: Mapping[str, Mapping[str, Estimate]]
+) -> str:
+    each = {name: estimates(result, metric) for name, result in results.items()}
     models = [model for model in LABELS if any(model in row for row in each.values())]
     head = ["set", "splits", *(LABELS[m] for m in models), *others]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, row in each.items():
         best = min(row.values(), key=lambda f: f.mean)
         digits = _digits(best)
@@ -85,8 +88,8 @@ def _metric_table(results: Results, metric: str, others: Mapping[str, Mapping[st
             cell = _show(row[model], digits) if model in row else "–"
             cells.append(f"**{cell}**" if row.get(model) == best else cell)
         cells += [_show(f[name], digits) if name in f else "–" for f in others.values()]
-        lines.append(_line([name, str(len(_splits(results[name]))), *cells]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, str(len(_splits(results[name]))), *cells])
+    return markdown_table(head, rows)
 
 
 def _coverage(results: Results) -> str:
@@ -94,17 +97,17 @@ def _coverage(results: Results) -> str:
     models = models or [m for m in LABELS if _has(results, m)][:3]
     levels = list(next(iter(results.values()))["rows"][0]["coverage"])
     head = ["set", *(f"{LABELS[m]}, {float(v):.0%}" for m in models for v in levels)]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, result in results.items():
         cells = []
         for model in models:
-            rows = [row for row in result["rows"] if row["model"] == model]
+            mine = [row for row in result["rows"] if row["model"] == model]
             for level in levels:
-                inside = sum(row["coverage"][level] for row in rows) / len(rows)
-                width = sum(row["width"][level] for row in rows) / len(rows)
+                inside = sum(row["coverage"][level] for row in mine) / len(mine)
+                width = sum(row["width"][level] for row in mine) / len(mine)
                 cells.append(f"{inside:.1%} ({width:.3g})")
-        lines.append(_line([name, *cells]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, *cells])
+    return markdown_table(head, rows)
 
 
 def _depths(results: Results) -> str:
@@ -112,13 +115,13 @@ def _depths(results: Results) -> str:
         return "The UDN was not run.\n"
     models = [m for m in ("udn", *CHOSEN) if _has(results, m)]
     head = ["set", "E[ℓ]", "the paper says", *(f"{LABELS[m]}: E[ℓ]" for m in models[1:])]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     for name, result in results.items():
-        depths = figures(result, "depth_mean")
+        depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
         first, *others = [_show(depths[model], 2) for model in models]
-        lines.append(_line([name, first, claim, *others]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, first, claim, *others])
+    return markdown_table(head, rows)
 
 
 def verdicts(results: Results) -> dict[str, dict[str, bool]]:
@@ -137,7 +140,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
             ("rmse", "RMSE", published.RMSE),
             ("nll", "NLL", published.NLL),
         ):
-            row = figures(result, metric)
+            row = estimates(result, metric)
             finite = [row[m] for m in FINITE if m in row]
             for model in ("udn", *CHOSEN):
                 if model not in row or len(finite) < len(FINITE):
@@ -161,26 +164,26 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
 
 
 def _verdicts(results: Results) -> str:
-    lines = [_line(["claim", "sets", "not on"]), _line(["---"] * 3)]
+    rows = []
     for claim, sets in verdicts(results).items():
         missing = ", ".join(name for name, good in sets.items() if not good)
-        lines.append(_line([claim, f"{sum(sets.values())} of {len(sets)}", missing or "–"]))
-    return "\n".join(lines) + "\n"
+        rows.append([claim, f"{sum(sets.values())} of {len(sets)}", missing or "–"])
+    return markdown_table(["claim", "sets", "not on"], rows)
 
 
 def _times(results: Results) -> str:
     names = list(next(iter(results.values()))["seconds"])
     head = ["set", "device", *(f"{n}, s" for n in names), "all, s"]
-    lines = [_line(head), _line(["---"] * len(head))]
+    rows = []
     total = 0.0
     for name, result in results.items():
         runs = [result, *result.get("added", [])]
         seconds = [sum(run["seconds"][n] for run in runs) for n in names]
         total += sum(seconds)
         device = result["versions"]["device"]
-        lines.append(_line([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])]))
-    lines.append(_line(["all", "", *[""] * len(names), f"{total:.0f}"]))
-    return "\n".join(lines) + "\n"
+        rows.append([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])])
+    rows.append(["all", "", *[""] * len(names), f"{total:.0f}"])
+    return markdown_table(head, rows)
 
 
 def _has(results: Results, model: str) -> bool:
@@ -191,19 +194,15 @@ def _splits(result: Mapping[str, Any]) -> list[int]:
     return sorted({row["split"] for row in result["rows"]})
 
 
-def _digits(best: Figure) -> int:
+def _digits(best: Estimate) -> int:
     """Decimals that show the second digit of the standard error, or three of the mean."""
     size = best.error if best.error and math.isfinite(best.error) else abs(best.mean) / 10
     return min(6, max(2, 1 - math.floor(math.log10(size)))) if size > 0 else 3
 
 
-def _show(value: Figure, digits: int) -> str:
+def _show(value: Estimate, digits: int) -> str:
     mean = f"{value.mean:.{digits}f}".replace("-", "−")
     return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def write(folder: Path) -> str:
@@ -217,11 +216,12 @@ def write(folder: Path) -> str:
         raise FileNotFoundError(f"{folder} has no results of a set, such as yacht.json")
     text = markdown(results)
     records.write_text(folder / "table.md", text)
-    panels = figure.draw(
-        {name: figures(result, "rmse") for name, result in results.items()},
-        {name: figures(result, "depth_mean") for name, result in results.items()},
+    errors, depths = (
+        {name: estimates(result, metric) for name, result in results.items()}
+        for metric in ("rmse", "depth_mean")
     )
-    records.write_text(folder / "figure.svg", panels)
+    drawn = render(lambda panels: figure.draw(panels, errors, depths), figure.SIZE)
+    records.write_text(folder / "figure.svg", drawn)
     return text
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from unbounded import metrics
 from unbounded.data import uci
-from unbounded.experiments import records
+from unbounded.experiments import listed, records
 from unbounded.experiments.uci import scores, study
 from unbounded.experiments.uci.models import FINITE, VARIANTS, Variant
 from unbounded.experiments.uci.recipe import Recipe
@@ -60,7 +60,7 @@ def variant(words: str) -> Variant:
     return Variant(**changes)
 
 
-def candidates(data: uci.UCISet, plan: study.Plan) -> list[Row]:
+def candidates(data: uci.UCISet, plan: study.UCISettings) -> list[Row]:
     """How every split, network and scale of the plan does on the validation parts."""
     return [
         {"set": data.name, "split": int(split), "model": name, "scale": scale, **scored(held_out)}
@@ -207,7 +207,9 @@ def _mean(values: Sequence[float]) -> str:
     return f"{mean:.3f} ± {error:.3f}"
 
 
-def run(data: uci.UCISet, plan: study.Plan, kept: list[Row], path: Path | None = None) -> None:
+def run(
+    data: uci.UCISet, plan: study.UCISettings, kept: list[Row], path: Path | None = None
+) -> None:
     """Train what is missing, model by model, and add it to `kept` and to the file."""
     for name in plan.singles:
         mine = [row for row in kept if (row["set"], row["model"]) == (data.name, name)]
@@ -222,8 +224,10 @@ def run(data: uci.UCISet, plan: study.Plan, kept: list[Row], path: Path | None =
             print(words, file=sys.stderr, flush=True)
 
 
-def _missing(plan: study.Plan, there: set[tuple[int, float]]) -> dict[tuple[float, ...], list[int]]:
-    """Scales that are still to be trained → the splits of which that is so."""
+def _missing(
+    plan: study.UCISettings, there: set[tuple[int, float]]
+) -> dict[tuple[float, ...], list[int]]:
+    """The scales that are not trained yet → the splits that lack them."""
     found: dict[tuple[float, ...], list[int]] = {}
     for split in plan.splits:
         scales = tuple(scale for scale in plan.recipe.scales if (split, scale) not in there)
@@ -254,17 +258,17 @@ def main(arguments: list[str] | None = None) -> int:
     add("--out", type=Path, help="a file that keeps all candidates")
     add("--device", default="cpu")
     options = parser.parse_args(arguments)
-    models = _list(options.models)
+    models = listed(options.models)
     try:
         recipe = replace(Recipe(), steps=options.steps)
         if options.scales:
-            recipe = replace(recipe, scales=tuple(map(float, _list(options.scales))))
+            recipe = replace(recipe, scales=tuple(map(float, listed(options.scales))))
         numbers = splits(options.splits)
         variants = {words: variant(words) for words in options.variants}
         unknown = [m for m in models if m not in (*FINITE, *VARIANTS, "dun")]
         if unknown or not models:
             raise ValueError(f"--models must be of {', '.join([*FINITE, *VARIANTS, 'dun'])}")
-        names = uci.names(_list(options.datasets))
+        names = uci.names(listed(options.datasets))
     except (ValueError, uci.DataError) as error:
         parser.error(str(error))
     known: Mapping[str, Variant] = {**VARIANTS, **variants}
@@ -277,7 +281,9 @@ def main(arguments: list[str] | None = None) -> int:
         kept = document["rows"]
     for name in names:
         data = uci.load(name, options.data)
-        plan = study.Plan("standard", numbers, wanted, recipe, (0,), options.device, None, known)
+        plan = study.UCISettings(
+            "standard", numbers, wanted, recipe, (0,), options.device, None, known
+        )
         run(data, plan, kept, options.out)
         shown = [
             row
@@ -294,14 +300,10 @@ def splits(words: str) -> list[int]:
     Raises:
         ValueError: if it is neither.
     """
-    numbers = [int(word) for word in _list(words)]
+    numbers = [int(word) for word in listed(words)]
     if not numbers or min(numbers) < 0:
         raise ValueError(f"--splits must be a number, or numbers with commas, got {words!r}")
     return numbers if "," in words else list(range(numbers[0]))
-
-
-def _list(words: str) -> list[str]:
-    return [word for word in words.replace(",", " ").split() if word]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,20 @@
-"""Table and figures of the spiral study, from its results alone."""
+"""Table and figures of a study that was run: `python -m unbounded.experiments.spiral.table FOLDER`.
 
+Reads `results.json` in FOLDER, and writes `table.md` and the figures beside it.
+"""
+
+import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unbounded.data import spiral
-from unbounded.experiments import figures, records
+from unbounded.experiments import records
+from unbounded.experiments.figures import render
+from unbounded.experiments.pages import rewrite
+from unbounded.experiments.spiral import figures
 
 Row = dict[str, Any]
 
@@ -18,20 +26,11 @@ PAPER = {
     "udn": (91.7, 1.1),
 }
 """Table 1 of the paper: mean and standard deviation in percent."""
-SHOWN = (0.0, 2.0, 6.0, 10.0, 14.0, 20.0, 26.0, 30.0)
-ORANGE, BLUE, GREEN, PURPLE = "#e07b00", "#2563a8", "#2f855a", "#7c4dbd"
-_COLOURS = {
-    "udn": ORANGE,
-    "udn-concentrated": PURPLE,
-    "dun10": BLUE,
-    "dun10-original": GREEN,
-}
 _SHORT = {
     "udn-concentrated": "UDN, concentrated",
     "dun10": "DUN-10",
     "dun10-original": "DUN-10, original",
 }
-GREYS = ("#c9ced6", "#b4bac5", "#9fa7b4", "#8a93a3", "#767f91", "#636d80", "#525c70", "#434d60")
 
 
 def label(model: str) -> str:
@@ -88,89 +87,45 @@ def table(results: Row) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, results: Row) -> list[Path]:
-    """Write results, table and figures; returns their paths."""
-    settings = results["configuration"]
-    records.write_json(out / "results.json", results)
-    records.write_text(out / "table.md", _page(results))
-    drawn = {"data.svg": data_figure(settings["omegas"])}
-    for init in settings["init"]:
-        for lr in settings["lr"]:
-            mine = [r for r in results["runs"] if (r["init"], r["lr"]) == (init, lr)]
-            name = f"{init}-lr{lr:g}"
-            drawn[f"accuracy-{name}.svg"] = accuracy_figure(mine, results["references"], init, lr)
-            for model in sorted({r["model"] for r in mine if r["model"].startswith("udn")}):
+def write(folder: Path) -> str:
+    """Write `table.md` and the figures of the results in a folder; returns the page.
+
+    Raises:
+        FileNotFoundError: if there are no results.
+    """
+    results: Row = records.read_json(folder / "results.json")
+    settings, text = results["configuration"], _page(results)
+    records.write_text(folder / "table.md", text)
+    paints: dict[str, Callable[[Any], None]] = {
+        "data.svg": partial(figures.data, omegas=settings["omegas"])
+    }
+    for init, lr in itertools.product(settings["init"], settings["lr"]):
+        mine = [r for r in results["runs"] if (r["init"], r["lr"]) == (init, lr)]
+        models = sorted({r["model"] for r in mine}, key=_order)
+        names = {model: _SHORT.get(model) or label(model) for model in models}
+        name, setting = f"{init}-lr{lr:g}", f"{_init(init)}, rate {lr:g}"
+        paints[f"accuracy-{name}.svg"] = partial(
+            figures.accuracy,
+            runs=mine,
+            references=results["references"],
+            names=names,
+            setting=setting,
+        )
+        for model in models:
+            if model.startswith("udn"):
                 ours = [r for r in mine if r["model"] == model]
                 kind = model.replace("udn", "depth")
-                drawn[f"{kind}-{name}.svg"] = depth_figure(ours, label(model), init, lr)
-    for name, text in drawn.items():
-        records.write_text(out / name, text)
-    return [out / name for name in ("results.json", "table.md", *drawn)]
+                paints[f"{kind}-{name}.svg"] = partial(
+                    figures.depth, runs=ours, model=label(model), setting=setting
+                )
+    for name, paint in paints.items():
+        records.write_text(folder / name, render(paint))
+    return text
 
 
-def data_figure(omegas: Sequence[float]) -> str:
-    """Training parts of some of the spirals."""
-    chosen = list(omegas)
-    if len(chosen) > len(SHOWN):
-        chosen = [omega for omega in omegas if omega in SHOWN] or chosen[: len(SHOWN)]
-    panels = {}
-    for omega in chosen:
-        x, y = spiral(omega)
-        panels[f"ω = {omega:g}"] = [
-            (x[y == c, 0].tolist(), x[y == c, 1].tolist(), colour)
-            for c, colour in ((0, BLUE), (1, ORANGE))
-        ]
-    return figures.scatter_panels(panels, title="Spirals D(ω): two branches, 1024 points")
-
-
-def accuracy_figure(runs: Sequence[Row], references: Sequence[Row], init: str, lr: float) -> str:
-    """Test accuracy against ω, with bands of one standard deviation over seeds."""
-    omegas = sorted({r["omega"] for r in runs})
-    lines: dict[str, figures.Line] = {}
-    models = sorted(dict.fromkeys(r["model"] for r in runs), key=_order)
-    fixed = [m for m in models if m.startswith("omega")]
-    for model in models:
-        mine = [r for r in runs if r["model"] == model]
-        mean, sd = _by_omega(mine, omegas)
-        colour = _COLOURS.get(model)
-        if colour is None:
-            colour = GREYS[fixed.index(model) * len(GREYS) // max(1, len(fixed))]
-        banded = not model.startswith("omega") or len(fixed) <= 4
-        lines[_SHORT.get(model) or label(model)] = figures.Line(
-            mean,
-            [m - s for m, s in zip(mean, sd, strict=True)] if banded else None,
-            [m + s for m, s in zip(mean, sd, strict=True)] if banded else None,
-            colour,
-            2.6 if model.startswith("udn") else 1.6,
-        )
-    low = min((min(line.low or line.ys) for line in lines.values()), default=50.0)
-    limits = {r["omega"]: 100 * r["test_accuracy"] for r in references if r["model"] == "bayes"}
-    if limits:
-        lines["limit"] = figures.Line(
-            [limits.get(omega, float("nan")) for omega in omegas], colour=figures.INK, dashed=True
-        )
-    return figures.line_figure(
-        omegas,
-        lines,
-        title=f"Test accuracy on D(ω), {_init(init)}, rate {lr:g}",
-        x_label="rotation speed ω",
-        y_label="test accuracy, %",
-        y_range=(5 * (low // 5), 101),
-    )
-
-
-def depth_figure(runs: Sequence[Row], name: str, init: str, lr: float) -> str:
-    """Box plots of a UDN's posterior mean depth against ω."""
-    boxes: dict[float, list[float]] = {}
-    for row in runs:
-        boxes.setdefault(row["omega"], []).append(row["depth_mean"])
-    return figures.box_figure(
-        boxes,
-        title=f"Posterior mean depth ({name}), {_init(init)}, rate {lr:g}",
-        x_label="rotation speed ω",
-        y_label="E[ℓ]",
-        colour=ORANGE,
-    )
+def main(arguments: list[str] | None = None) -> int:
+    """Write the table and the figures again."""
+    return rewrite(write, __doc__, "folder with results.json", arguments)
 
 
 def _page(results: Row) -> str:
@@ -195,10 +150,10 @@ def _page(results: Row) -> str:
         extras["schedule"] = settings["schedule"]
     if extras:
         lines.append(f"For every network: {', '.join(f'{k} {v}' for k, v in extras.items())}.")
-    ratios = {k: settings[k] for k in ("rate", "depth_lr_ratio", "dun_depth_lr_ratio")}
-    ratios["depth_warmup"] = settings["depth_warmup"]
+    names = ["rate", "depth_lr_ratio", "dun_depth_lr_ratio", "depth_warmup"]
     if "udn-concentrated" in settings["models"]:
-        ratios |= {k: settings[k] for k in ("concentrated_rate", "concentration")}
+        names += ["concentrated_rate", "concentration"]
+    ratios = {k: settings[k] for k in names if k in settings}  # older results have fewer
     lines.append(f"Depth: {', '.join(f'{k} {v:g}' for k, v in ratios.items())}.")
     return "\n".join(lines) + "\n"
 
@@ -215,15 +170,6 @@ def _over_seeds(rows: Sequence[Row]) -> Row:
     }
     stopped = sorted({why for row in rows for why in row.get("stopped", [])} - {"epochs"})
     return found | ({"stopped": stopped} if stopped else {})
-
-
-def _by_omega(rows: Sequence[Row], omegas: Iterable[float]) -> tuple[list[float], list[float]]:
-    means, deviations = [], []
-    for omega in omegas:
-        values = [100 * r["test_accuracy"] for r in rows if r["omega"] == omega]
-        means.append(statistics.fmean(values) if values else float("nan"))
-        deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
-    return means, deviations
 
 
 def _cell(row: Row, best: float | None = None) -> str:
@@ -244,3 +190,7 @@ def _order(model: str) -> tuple[int, int]:
     if model.startswith("omega"):
         return 0, int(model.removeprefix("omega"))
     return _LAST[model]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The spiral study: Table 1 of the paper, its figures of accuracy and depth, and what goes beyond.
+
+Networks that infer their depth (udn with the paper's truncated Poisson, udn-concentrated with a
+Conway–Maxwell–Poisson of less spread), networks of fixed depth (omega1 … omega10) and depth
+uncertainty networks (dun10 as the paper's authors ran them, dun10-original as their own paper
+defines them) learn spirals of growing rotation speed ω. All speeds, seeds, depths and rates train
+at once, as populations. The best epoch by validation accuracy is scored on the test part.
+
+Everything that is offered to one model is offered to all: initialisation, averaging of weights,
+schedules, ensembles.
+"""
+
+import argparse
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbounded.experiments import StudyError, records
+from unbounded.experiments.spiral import runs
+from unbounded.experiments.spiral.recipe import (
+    INITS,
+    MODELS,
+    OMEGAS,
+    SCHEDULES,
+    Settings,
+    groups,
+    settings_of,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the study."""
+    add = parser.add_argument
+    many: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "X"}
+    models = "udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
+    models += "(default: udn omega1-10 dun10)"
+    inits = "initialisation of every model: torch's default (the paper's), he, or identity"
+    add("--device", default=None, help="cpu or cuda; cuda if there is one")
+    add("--models", nargs="+", default=MODELS, metavar="NAME", help=models)
+    add("--omegas", default=list(OMEGAS), help="rotation speeds", **many)
+    add("--lr", default=[0.005], help="learning rates (default: 0.005)", **many)
+    add("--init", nargs="+", default=["default"], choices=sorted(INITS), help=inits)
+    for option, about in _NUMBERS.items():
+        usual = getattr(Settings, option.replace("-", "_"))
+        add(f"--{option}", type=type(usual), default=usual, help=f"{about} (default: {usual:g})")
+    add("--average", type=float, metavar="DECAY", help="average every model's weights over steps")
+    schedules = sorted(SCHEDULES)
+    add("--schedule", choices=schedules, default="constant", help="of the learning rates")
+    add("--no-references", action="store_true", help="no neighbours, SVM, limit")
+    add("--quick", action="store_true", help="a coarse study in a minute or two")
+    add("--chunk", type=int, help="networks at a time; all by default")
+    add("--resume", action="store_true", help="go on where this was interrupted")
+    add("--out", type=Path, default=Path("results/spiral"), help="folder to write")
+
+
+_NUMBERS = {
+    "seeds": "how many: 0, 1, …",
+    "epochs": "passes over the data",
+    "width": "of hidden layers",
+    "rate": "the UDN's first λ",
+    "concentrated-rate": "udn-concentrated's first μ",
+    "concentration": "and its ν",
+    "depth-lr-ratio": "λ's learning rate over the weights'",
+    "dun-depth-lr-ratio": "the same for DUN",
+    "depth-warmup": "hold q(ℓ) of UDN and DUN still for this many epochs",
+    "members": "models in an ensemble, for every model",
+}
+"""Options that are one number of `Settings`, and what they mean."""
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Train, score, write results, table and figures; returns the results."""
+    settings = settings_of(options)
+    parts = options.out / "parts"
+    _prepare(parts, settings, options.resume)
+    try:
+        return _run(settings, parts, options)
+    except KeyboardInterrupt:
+        kept = f"what is done so far is in {parts}; go on with --resume"
+        raise KeyboardInterrupt(kept) from None
+
+
+def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[str, Any]:
+    from unbounded.experiments.spiral import table  # a command of its own, with `python -m`
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    seconds: dict[str, float] = {}
+    for group in groups(settings):
+        done = parts / f"{group.name}.json"
+        if options.resume and done.exists():
+            part = records.read_json(done)
+        else:
+            part = runs.train(group, settings, device, parts, options)
+            records.write_json(done, part)
+        rows += part["runs"]
+        seconds[group.name] = part["seconds"]
+    references: list[dict[str, Any]] = []
+    if settings.references:
+        references = runs.references(settings, parts / "references.json", options.resume)
+    results: dict[str, Any] = {
+        "study": "spiral",
+        "configuration": dataclasses.asdict(settings),
+        "versions": records.versions(device),
+        "seconds": {"total": round(time.perf_counter() - start, 1), "training": seconds},
+        "summary": table.summary(rows, references),
+        "runs": rows,
+        "references": references,
+    }
+    records.write_json(options.out / "results.json", results)
+    shutil.rmtree(parts)
+    print(table.write(options.out))
+    print(f"wrote results.json, table.md and figures into {options.out}")
+    return results
+
+
+def _prepare(parts: Path, settings: Settings, resume: bool) -> None:
+    """A clean folder for unfinished work, or the one that an interrupted run left."""
+    described = records.plain(dataclasses.asdict(settings))
+    note = parts / "settings.json"
+    if resume and note.exists():
+        before = records.read_json(note)
+        differing = [k for k in described if before.get(k) != described[k]]
+        if differing:
+            raise StudyError(
+                f"cannot resume: {', '.join(differing)} of the interrupted study differ "
+                f"({before.get(differing[0])}, now {described[differing[0]]})"
+            )
+        return
+    if parts.exists():
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True)
+    records.write_json(note, described)

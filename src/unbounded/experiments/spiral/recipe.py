@@ -1,0 +1,168 @@
+"""What the spiral study trains: its settings, and the network of each run."""
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unbounded.baselines import dun, dun_original
+from unbounded.data import spiral
+from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
+from unbounded.experiments import StudyError
+from unbounded.layers import Dense
+from unbounded.layers.init import Init, he
+from unbounded.likelihoods import Categorical
+from unbounded.model import UDN
+
+OMEGAS = (0.0, 1.0, *(float(omega) for omega in range(2, 31, 2)))
+"""The authors' grid of rotation speeds."""
+MODELS = ["udn", "omega1-10", "dun10"]
+ROWS = 1024
+CLASSES = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the numbers depend on."""
+
+    models: tuple[str, ...]
+    omegas: tuple[float, ...] = OMEGAS
+    seeds: int = 5
+    epochs: int = 4000
+    lr: tuple[float, ...] = (0.005,)
+    init: tuple[str, ...] = ("default",)
+    width: int = 32
+    rate: float = 1.0
+    concentrated_rate: float = 4.0
+    concentration: float = 4.0
+    depth_lr_ratio: float = 0.1
+    dun_depth_lr_ratio: float = 1.0
+    depth_warmup: int = 0
+    average: float | None = None
+    schedule: str = "constant"
+    members: int = 1
+    references: bool = True
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings that the options ask for, checked."""
+    values = {f.name: getattr(options, f.name) for f in fields(Settings) if f.name in options}
+    values |= {
+        "models": tuple(dict.fromkeys(n for word in options.models for n in _names(word))),
+        "omegas": tuple(options.omegas),
+        "lr": tuple(options.lr),
+        "init": tuple(dict.fromkeys(options.init)),
+        "references": not options.no_references,
+    }
+    if options.quick:  # what was not asked for otherwise
+        usual = Settings(models=())
+        coarse = {"omegas": (2.0, 10.0, 18.0, 26.0), "seeds": 2, "epochs": 400}
+        values |= {k: v for k, v in coarse.items() if values[k] == getattr(usual, k)}
+        if options.models == MODELS:
+            values["models"] = _QUICK
+    for name in ("seeds", "epochs", "width", "members"):
+        if values[name] < 1:
+            raise StudyError(f"--{name} must be at least 1, got {values[name]}")
+    return Settings(**values)
+
+
+@dataclass(frozen=True)
+class SpiralRun:
+    """One network of the study, or one ensemble of them."""
+
+    model: str
+    init: str
+    lr: float
+    omega: float
+    seed: int
+
+    def data(self, part: str) -> tuple[Tensor, Tensor]:
+        """Its part of D(ω)."""
+        return spiral(self.omega, ROWS, part=part, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Networks of one architecture, trained as one population."""
+
+    name: str
+    runs: tuple[SpiralRun, ...]
+
+
+def groups(settings: Settings) -> list[Group]:
+    """Populations: one for each architecture, all speeds, seeds, rates and depths within it."""
+    found: dict[str, list[SpiralRun]] = {}
+    for init in settings.init:
+        for model in settings.models:
+            kind = re.sub(r"\d+$", "", model) if model.startswith("omega") else model
+            runs = found.setdefault(f"{kind}-{init}", [])
+            runs += [
+                SpiralRun(model, init, lr, omega, seed)
+                for lr in settings.lr
+                for omega in settings.omegas
+                for seed in range(settings.seeds)
+            ]
+    return [Group(name, tuple(runs)) for name, runs in found.items()]
+
+
+def build(run: SpiralRun, settings: Settings, member: int = 0) -> UDN:
+    """The network of a run; the members of an ensemble differ in their seed alone."""
+    seed = run.seed + 1000 * member
+    init, likelihood = INITS[run.init], Categorical(CLASSES)
+    sizes = (2, settings.width, CLASSES)
+    if run.model.startswith("dun"):
+        make: Callable[..., UDN] = dun if run.model == "dun10" else dun_original
+        return make(*sizes, likelihood, init=init, seed=seed)
+    depth: DepthFamily
+    if run.model == "udn":
+        depth = TruncatedPoisson(settings.rate)
+    elif run.model == "udn-concentrated":
+        depth = TruncatedConwayMaxwell(settings.concentrated_rate, settings.concentration)
+    else:
+        depth = FixedDepth(int(run.model.removeprefix("omega")))
+    return UDN(Dense(*sizes, init=init), likelihood, depth, seed=seed)
+
+
+def identity(linear: torch.nn.Linear) -> None:
+    """He's initialisation where the sizes differ; else the identity, so that a new layer of
+    ReLUs hands on what it is given, plus a tenth of He's noise to tell its units apart.
+    """
+    he(linear)
+    if linear.in_features == linear.out_features:
+        with torch.no_grad():
+            linear.weight.mul_(0.1).add_(torch.eye(linear.in_features))
+
+
+def _names(word: str) -> list[str]:
+    """omega1-3 ↦ omega1, omega2, omega3; other names as they are, if there is such a model."""
+    match = re.fullmatch(r"omega(\d+)(?:-(\d+))?", word)
+    if match:
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        if 1 <= first <= last:
+            return [f"omega{depth}" for depth in range(first, last + 1)]
+    if word in ("udn", "udn-concentrated", "dun10", "dun10-original"):
+        return [word]
+    raise StudyError(
+        f"--models: there is no {word!r}; there are udn, udn-concentrated, omega1, omega2, …, "
+        "omega1-10, dun10 and dun10-original"
+    )
+
+
+def _constant(epochs: int) -> None:
+    return None
+
+
+def _cosine(epochs: int) -> Callable[[int], float]:
+    """From the full rate to a hundredth of it along half a cosine."""
+    return lambda epoch: 0.01 + 0.99 * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+INITS: dict[str, str | Init] = {"default": "default", "he": "he", "identity": identity}
+SCHEDULES: dict[str, Callable[[int], Any]] = {"constant": _constant, "cosine": _cosine}
+_QUICK = ("udn", "omega2", "omega4", "omega6", "dun10")
