@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from unbounded.data.tables import Table
+from unbounded.tables import Table
+from unbounded.tables.text import to_json
 
 
 class CommandError(Exception):
@@ -47,41 +47,13 @@ class Console:
     def result(self, document: dict[str, Any]) -> None:
         """The document, if it was asked for."""
         if self.json:
-            print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
-
-    @contextmanager
-    def progress(
-        self, what: str, total: int | None = None, unit: str = "rows"
-    ) -> Iterator[Callable[[int], None] | None]:
-        """A function that counts, drawn as a bar on standard error."""
-        if not self.shows_progress:
-            yield None
-            return
-        from tqdm import tqdm
-
-        with tqdm(
-            total=total, desc=what, unit=f" {unit}", unit_scale=True, leave=False, file=sys.stderr
-        ) as bar:
-            yield bar.update
+            print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _show(text: str, file: Any) -> None:
     from unbounded.report.terminal import show
 
     show(text, file)
-
-
-def plain(value: Any) -> Any:
-    """The same as JSON can hold it: no NumPy, and null for what is no finite number."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 # Files
@@ -174,11 +146,20 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_table(options: argparse.Namespace, path: Path, missing: Sequence[str] = ()) -> "Table":
-    """The table at a path, by the arguments of `add_table_arguments`."""
-    from unbounded.data.tables import Table
+def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
+    """The table that the arguments name, read as they say."""
+    return Table(
+        options.table, delimiter=options.delimiter, encoding=options.encoding, missing=missing
+    )
 
-    return Table(path, delimiter=options.delimiter, encoding=options.encoding, missing=missing)
+
+def column_names(options: argparse.Namespace, option: str, table: Table) -> list[str]:
+    """Names of columns from "a,b" and repeated options; a name may hold a comma itself."""
+    names: list[str] = []
+    for text in getattr(options, option):
+        names += [text] if text in table.names else [part.strip() for part in text.split(",")]
+    table.check_names(names, f"--{option}: ")
+    return names
 
 
 def check_device(name: str) -> str:
@@ -253,7 +234,9 @@ def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) ->
     return "\n".join(lines)
 
 
-def several(count: int, what: str) -> str:
-    """ "1 row", "1,234 rows"."""
-    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{ending}"
+def score_table(scores: dict[str, dict[str, float]], is_classes: bool, heading: str) -> str:
+    """The scores of one or more models as aligned columns."""
+    from unbounded.tables.scores import score_rows
+
+    first, *rows = score_rows(scores, is_classes)
+    return columns_of_text([[heading, *first[1:]], *rows], right=range(1, len(first)))

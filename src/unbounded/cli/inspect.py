@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from unbounded.cli import common
-from unbounded.cli.common import Console, several
+from unbounded.cli.common import Console
+from unbounded.tables.text import count_of
 
 NAME = "inspect"
 HELP = "show what a model file holds"
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     parts = {part: _part(header.get(part)) for part in _PARTS}
     console.say(f"{options.model}: {_what(table_model, extra)}\n")
     console.say(depth_bars(probs, first))
-    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {several(total, 'parameter')}\n")
+    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
     console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))
     console.say("\n" + _layer_lines(modules))
     history = extra.get("estimator", {}).get("history", {})
@@ -84,7 +85,7 @@ def _table_model(path: Path, extra: dict[str, Any]) -> Any:
     """The model with its table, or None where it has none."""
     if "table" not in extra:
         return None
-    from unbounded.cli.model_file import TableModel
+    from unbounded.tables import TableModel
 
     return TableModel.load(path, "cpu")
 
@@ -101,7 +102,7 @@ def _what(table_model: Any, extra: dict[str, Any]) -> str:
         else f"predicts {target.name} (a number)"
     )
     return (
-        f"{what} from {several(count, 'column')}, learnt from {info.get('rows', 0):,} rows "
+        f"{what} from {count_of(count, 'column')}, learnt from {info.get('rows', 0):,} rows "
         f"of {info.get('table', 'a table')}"
     )
 
@@ -203,6 +204,6 @@ def _columns(table_model: Any) -> str:
     encoding = table_model.encoding
     rows = [["  column", "kind", "used as"]]
     for column in encoding.columns:
-        use = encoding.encoders[column.name].uses() if column.is_used else f"– {column.why}"
-        rows.append([f"  {column.name}", column.kind if column.is_used else "", use])
+        kind = column.kind if column.is_used else ""
+        rows.append([f"  {column.name}", kind, encoding.use_of(column)])
     return common.columns_of_text(rows)

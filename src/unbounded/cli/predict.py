@@ -7,15 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from unbounded.cli import common
-from unbounded.cli.common import CommandError, Console, several
-
-if TYPE_CHECKING:
-    from unbounded.cli.model_file import TableModel
+from unbounded.cli.common import CommandError, Console
+from unbounded.tables.reading import pandas
+from unbounded.tables.text import count_of
 
 NAME = "predict"
 HELP = "predict the rows of a table"
@@ -72,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Predict chunk by chunk into a temporary file; it appears when it is whole."""
-    from unbounded.cli.model_file import TableModel
+    from unbounded.tables import TableModel
 
     console = Console(options)
     if not 0 < options.interval < 1:
@@ -82,63 +79,30 @@ def run(options: argparse.Namespace) -> None:
         common.check_output(out, options.table, options.model)
     device = common.check_device(options.device)
     model = TableModel.load(options.model, device)
-    table = common.open_table(options, options.table, model.encoding.missing)
-    keep = _kept(options.keep, table)
-    model.encoding.check_names(table)
+    table = common.open_table(options, model.encoding.missing)
+    wanted = common.column_names(options, "keep", table)
+    keep = [name for name in table.names if name in wanted]
     rows = 0
     with _sink(out, options.json) as sink:
-        with console.progress("predicting", table.num_rows) as progress:
-            for _, frame, x in model.chunks(table, progress):
-                columns = _predictions(model, x, options.interval, options.parts)
-                _check_kept(keep, columns)
-                kept = {name: frame[name].reset_index(drop=True) for name in keep}
-                sink.write(kept | columns)
-                rows += len(x)
-        if rows == 0:
-            from unbounded.data.tables import TableError
-
-            raise TableError(f"{table.path} has a header and no rows")
+        for frame, columns in model.predict_chunks(
+            table,
+            interval=options.interval,
+            parts=options.parts,
+            progress=console.shows_progress,
+        ):
+            _check_kept(keep, columns)
+            kept = {name: frame[name].reset_index(drop=True) for name in keep}
+            sink.write(kept | columns)
+            rows += len(frame)
     if out is not None:
-        console.say(f"{several(rows, 'row')} predicted: {out}")
+        console.say(f"{count_of(rows, 'row')} predicted: {out}")
         console.result({"rows": rows, "out": out, "columns": sink.names})
-
-
-def _kept(given: list[str], table: Any) -> list[str]:
-    from unbounded.cli.fit import _names
-
-    wanted = _names("keep", given, table)
-    return [name for name in table.names if name in wanted]
 
 
 def _check_kept(keep: list[str], columns: dict[str, Any]) -> None:
     both = [name for name in keep if name in columns]
     if both:
         raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
-
-
-def _predictions(model: "TableModel", x: Any, interval: float, parts: bool) -> dict[str, Any]:
-    """The columns of the output for encoded rows."""
-    from unbounded import metrics
-
-    found = model.by_depth(x)
-    columns: dict[str, Any] = {}
-    if model.target.is_classes:
-        probs = found.mixture
-        names = np.array(model.target.classes, dtype=object)
-        columns["prediction"] = names[probs.argmax(1)]
-        columns |= {f"p_{name}": probs[:, i] for i, name in enumerate(names)}
-        units = "entropy"
-    else:
-        columns["mean"] = found.mixture
-        columns["sd"] = found.total()
-        tails = [(1 - interval) / 2, (1 + interval) / 2]
-        bounds = metrics.mixture_quantile(tails, found.depth_probs, found.values, found.scales)
-        columns["lower"], columns["upper"] = bounds
-        units = "sd"
-    if parts:
-        columns[f"noise_{units}"] = found.noise()
-        columns[f"depth_{units}"] = found.disagreement()
-    return columns
 
 
 class Sink(Protocol):
@@ -160,8 +124,6 @@ class TextSink:
 
     def write(self, columns: dict[str, Any]) -> None:
         """Append rows; the header comes with the first."""
-        from unbounded.data.tables.reading import pandas
-
         frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
         first, self.names = not self.names, list(columns)
         if self.kind == "jsonl":
@@ -199,8 +161,6 @@ class ParquetSink:
         """Append rows; the schema comes with the first."""
         import pyarrow
         from pyarrow import parquet
-
-        from unbounded.data.tables.reading import pandas
 
         self.names = list(columns)
         frame = pandas().DataFrame(columns)

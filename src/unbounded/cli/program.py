@@ -92,15 +92,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> str | None:
-    """One line for the user, if it is something that he or she can mend."""
-    from unbounded.data.tables import TableError
+    """One line for the user, or None if the error is a mistake of ours."""
     from unbounded.files import FileError
+    from unbounded.tables import TableError
     from unbounded.training import NonFiniteError
 
     if isinstance(error, CommandError | TableError | FileError):
         return str(error)
     if isinstance(error, NonFiniteError):
-        return f"training went astray: {error}"
+        return f"training failed: {error}"
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     if isinstance(error, OSError):

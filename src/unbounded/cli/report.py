@@ -31,32 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score if there is a table, then write."""
-    from unbounded.cli.evaluate import score_table
-    from unbounded.cli.model_file import TableModel
-    from unbounded.cli.pages import model_page
-    from unbounded.cli.scores import importance
-    from unbounded.report.page import write
+    from unbounded.tables import TableModel
 
     console = Console(options)
     inputs = [options.model, *([options.table] if options.table else [])]
     common.check_output(options.out, *inputs)
     device = common.check_device(options.device)
     model = TableModel.load(options.model, device)
-    found = None
+    table = None
     if options.table is not None:
-        table = common.open_table(options, options.table, model.encoding.missing)
-        found, x, y, _ = score_table(model, table, console)
-        found["importance"] = importance(model, x, y)
-    name = None if options.table is None else options.table.name
-    write(options.out, model_page(model, found, name))
+        table = common.open_table(options, model.encoding.missing)
+    shown = model.report(options.out, table, progress=console.shows_progress)
     console.say(f"page: {options.out}")
-    seen = found or model.info.get("held_out", {})
     console.result(
         {
             "report": options.out,
             "model": options.model,
             "table": options.table,
-            "scores": seen.get("scores"),
-            "importance": seen.get("importance"),
+            "scores": shown.get("scores"),
+            "importance": shown.get("importance"),
         }
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables.reading import _is_text, pandas
+from unbounded.tables.reading import _is_text, pandas
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -3,14 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from unbounded.data.tables import values as read
-from unbounded.data.tables.reading import NO_VALUE, Table, TableError
+from unbounded.tables import values as read
+from unbounded.tables.reading import NO_VALUE, Table, TableError
+from unbounded.tables.text import is_number, shorten
 
 TRACKED = 20_000
 """How many different values of a column are counted; more are only known to be many."""
@@ -213,7 +214,7 @@ class Profile:
         """An error if this is a column of numbers with some text in it."""
         if self.text is None or self.numbers == 0:
             return
-        names = 0 if self.levels is None else sum(_is_number(level) for level in self.levels)
+        names = 0 if self.levels is None else sum(is_number(level) for level in self.levels)
         enough = self.levels is None or names >= _NUMBERS_FROM
         if enough and self.numbers >= _NUMBER_SHARE * self.present:
             row, text = self.text
@@ -255,35 +256,8 @@ def profile(
         for name in names:
             profiles[name].update(frame[name], start)
     if not any(p.rows for p in profiles.values()):
-        raise TableError(f"{table.path} has a header and no rows")
+        raise TableError(f"{table.label} has a header and no rows")
     return profiles
-
-
-def closest(name: str, names: Iterable[str]) -> str:
-    """ "did you mean …?" where a name is near, else the names that there are."""
-    import difflib
-
-    names = list(names)
-    lower = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
-    if near:
-        return "did you mean " + " or ".join(repr(lower[n]) for n in near) + "?"
-    shown = ", ".join(repr(n) for n in names[:10])
-    return f"there are {shown}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def shorten(text: str, size: int = 40) -> str:
-    """One line of at most `size` characters."""
-    text = " ".join(str(text).split())
-    return text if len(text) <= size else text[: size - 1] + "…"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _day(seconds: float) -> str:

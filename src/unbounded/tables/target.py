@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables import values as read
-from unbounded.data.tables.columns import Profile, shorten
-from unbounded.data.tables.reading import TableError
-from unbounded.data.tables.values import Floats
+from unbounded.tables import values as read
+from unbounded.tables.columns import Profile
+from unbounded.tables.reading import TableError
+from unbounded.tables.text import shorten
+from unbounded.tables.values import Floats
 
 TASKS = ("classification", "regression")
 MAX_CLASSES = 200
