@@ -139,6 +139,16 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--encoding", help="of the text (default: UTF-8)")
 
 
+def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") -> None:
+    """A model file and a table, which may be left out if there is a text about it."""
+    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
+    help = about_table or "CSV, TSV or Parquet, plain or gzipped"
+    parser.add_argument("table", type=Path, nargs="?" if about_table else None, help=help)
+    add_device_argument(parser)
+    add_table_arguments(parser)
+    add_output_arguments(parser)
+
+
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
     """`--device`."""
     parser.add_argument(

@@ -27,14 +27,10 @@ _SHOWN_CLASSES = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded evaluate`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write a page with the reliability plot"
     )
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:

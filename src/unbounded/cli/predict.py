@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unbounded.cli import common
 from unbounded.cli.common import CommandError, Console
@@ -34,8 +34,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded predict`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument(
         "--out",
         type=Path,
@@ -62,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMNS",
         help="columns of the table to put before the predictions",
     )
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -84,12 +80,8 @@ def run(options: argparse.Namespace) -> None:
     keep = [name for name in table.names if name in wanted]
     rows = 0
     with _sink(out, options.json) as sink:
-        for frame, columns in model.predict_chunks(
-            table,
-            interval=options.interval,
-            parts=options.parts,
-            progress=console.shows_progress,
-        ):
+        shown = {"parts": options.parts, "progress": console.shows_progress}
+        for frame, columns in model.predict_chunks(table, interval=options.interval, **shown):
             _check_kept(keep, columns)
             kept = {name: frame[name].reset_index(drop=True) for name in keep}
             sink.write(kept | columns)
@@ -103,15 +95,6 @@ def _check_kept(keep: list[str], columns: dict[str, Any]) -> None:
     both = [name for name in keep if name in columns]
     if both:
         raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
-
-
-class Sink(Protocol):
-    """Where columns go, chunk by chunk."""
-
-    names: list[str]
-
-    def write(self, columns: dict[str, Any]) -> None:
-        """Append rows."""
 
 
 class TextSink:
@@ -129,15 +112,8 @@ class TextSink:
         if self.kind == "jsonl":
             frame.to_json(self.file, orient="records", lines=True, double_precision=9)
             return
-        delimiter = "\t" if self.kind == "tsv" else ","
-        frame.to_csv(
-            self.file,
-            sep=delimiter,
-            header=first,
-            index=False,
-            float_format="%.8g",
-            lineterminator="\n",
-        )
+        style = {"sep": "\t" if self.kind == "tsv" else ",", "float_format": "%.8g"}
+        frame.to_csv(self.file, header=first, index=False, lineterminator="\n", **style)
 
 
 def _whole(values: Any) -> Any:
@@ -177,7 +153,7 @@ class ParquetSink:
 
 
 @contextmanager
-def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
+def _sink(out: Path | None, json_lines: bool) -> Iterator["TextSink | ParquetSink"]:
     """A file that takes its place when all is written; standard output also gets all or nothing."""
     if out is None:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:

@@ -21,12 +21,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded report`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, nargs="?", help="with the target, to be scored on")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the page")
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser, "with the target, to be scored on")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -75,11 +75,8 @@ def evaluation_page(model: TableModel, found: dict[str, Any], table: str) -> str
 
 def _subtitle(model: TableModel) -> str:
     info, target = model.info, model.target
-    what = (
-        f"one of {len(target.classes)} classes"
-        if target.is_classes
-        else "a number, with its uncertainty,"
-    )
+    classes = f"one of {len(target.classes)} classes"
+    what = classes if target.is_classes else "a number, with its uncertainty,"
     return (
         f"A network learnt {what} from {info.get('rows', 0):,} rows of "
         f"{info.get('table', 'a table')}. Nobody chose its depth: a posterior q(ℓ) over the number "
@@ -177,11 +174,7 @@ def _uncertainty(found: dict[str, Any]) -> Section:
     place = [100 * (i + 0.5) / count for i in range(count)]
     units = "entropy, nats" if classes else "standard deviation"
     figure = svg.line_chart(
-        {
-            "total": (place, split["total"]),
-            "noise": (place, split["noise"]),
-            "depth": (place, split["depth"]),
-        },
+        {name: (place, split[name]) for name in ("total", "noise", "depth")},
         title="Uncertainty of each row",
         x_label="rows from sure to unsure, %",
         y_label=units,

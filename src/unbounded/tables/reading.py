@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -101,8 +101,8 @@ class Table:
             raise TableError(f"there is no file {self.path}")
         if self.path.is_dir():
             raise TableError(f"{self.path} is a folder, a table was expected")
-        with self._open() as (file, self.is_gzip):
-            sample = self._read(file, _SAMPLE)
+        with self._open() as (file, self.is_gzip), _damaged(self.path):
+            sample = file.read(_SAMPLE)
         self.is_parquet = sample[:4] == b"PAR1"
         if self.is_parquet:
             return self._parquet_names()
@@ -194,14 +194,9 @@ class Table:
                     yield frame
 
     def _parquet_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
-        import pyarrow
-
-        with self._parquet() as file:
-            try:
-                for batch in file.iter_batches(batch_size=rows, columns=list(names)):
-                    yield _from_arrow(batch)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+        with self._parquet() as file, _damaged(self.path):
+            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                yield _from_arrow(batch)
 
     def _parquet_names(self) -> list[str]:
         with self._parquet() as file:
@@ -210,27 +205,17 @@ class Table:
 
     @contextmanager
     def _parquet(self) -> Iterator[Any]:
-        import pyarrow
         from pyarrow import parquet
 
-        with self._open() as (file, is_gzip):
-            if is_gzip:  # Parquet is read from its end: unpack it onto the disk first
-                unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-                try:
+        with ExitStack() as stack:
+            file, is_gzip = stack.enter_context(self._open())
+            with _damaged(self.path):
+                if is_gzip:  # Parquet is read from its end: unpack it onto the disk first
+                    unpacked = stack.enter_context(tempfile.TemporaryFile())
                     shutil.copyfileobj(file, unpacked)
-                except (OSError, EOFError) as error:
-                    raise TableError(f"{self.path} is damaged: {_line(error)}") from None
-                file = unpacked
-            try:
-                opened = parquet.ParquetFile(file)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
-            try:
-                yield opened
-            finally:
-                opened.close()
-                if is_gzip:
-                    unpacked.close()
+                    file = unpacked
+                opened = stack.enter_context(parquet.ParquetFile(file))
+            yield opened
 
     @contextmanager
     def _open(self) -> Iterator[tuple[IO[bytes], bool]]:
@@ -244,12 +229,6 @@ class Table:
             with gzip.GzipFile(fileobj=raw) as file:
                 # A wrapper that pandas can close without closing the GzipFile under our feet.
                 yield io.BufferedReader(file), True
-
-    def _read(self, file: IO[bytes], size: int) -> bytes:
-        try:
-            return file.read(size)
-        except (OSError, EOFError) as error:
-            raise TableError(f"{self.path} is damaged: {_line(error)}") from None
 
 
 def _encoding(path: Path, sample: bytes, given: str | None) -> str:
@@ -397,11 +376,22 @@ def str_dtype() -> Any:
 
 
 @contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """What goes wrong in a file that is cut short or scrambled, as an error of ours."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, EOFError) as error:
+        raise TableError(f"{path} is damaged: {_line(error)}") from None
+
+
+@contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     """What goes wrong in a parser of text, as one line of ours."""
     pd = pandas()
     try:
-        with warnings.catch_warnings():
+        with _damaged(path), warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             yield
     except pd.errors.ParserWarning:
@@ -413,8 +403,6 @@ def _one_line(path: Path) -> Iterator[None]:
         raise TableError(f"{path} is no table: {reason[:1].lower()}{reason[1:]}") from None
     except UnicodeDecodeError as error:
         raise TableError(_not_text(path, error.encoding, error)) from None
-    except (OSError, EOFError) as error:
-        raise TableError(f"{path} is damaged: {_line(error)}") from None
 
 
 def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:

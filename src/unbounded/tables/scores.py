@@ -12,24 +12,11 @@ if TYPE_CHECKING:
     from unbounded.tables.model import TableModel
 
 LEVELS = (0.5, 0.9, 0.95)
-# name in the document → (heading, digits behind the point, whether lower is better)
-CLASS_SCORES = {
-    "accuracy": ("accuracy", 4, False),
-    "log_score": ("log score", 4, False),
-    "brier": ("Brier", 4, True),
-    "ece": ("ECE", 4, True),
-    "aurc": ("AURC", 4, True),
-}
-NUMBER_SCORES = {
-    "rmse": ("RMSE", 4, True),
-    "mae": ("MAE", 4, True),
-    "r2": ("R²", 4, False),
-    "nll": ("NLL", 4, True),
-    "crps": ("CRPS", 4, True),
-    "coverage_50": ("in 50 %", 3, False),
-    "coverage_90": ("in 90 %", 3, False),
-    "coverage_95": ("in 95 %", 3, False),
-}
+# name in the document → heading
+CLASS_SCORES = {"accuracy": "accuracy", "log_score": "log score", "brier": "Brier"}
+CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC"}
+NUMBER_SCORES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "crps": "CRPS"}
+NUMBER_SCORES |= {f"coverage_{100 * p:.0f}": f"in {100 * p:.0f} %" for p in LEVELS}
 _CURVE = tuple(level / 20 for level in range(1, 20))
 _DRAWN = 400  # rows of which the page shows each
 _IMPORTANCE_ROWS, _IMPORTANCE_CELLS = 1000, 400_000
@@ -184,7 +171,7 @@ def importance_of_columns(
 def score_rows(scores: dict[str, dict[str, float]], is_classes: bool) -> list[list[str]]:
     """A heading and a row for each model, as text."""
     names = CLASS_SCORES if is_classes else NUMBER_SCORES
-    rows = [["", *(heading for heading, _, _ in names.values())]]
+    rows = [["", *names.values()]]
     for model, values in scores.items():
         rows.append([model, *(_score(name, values.get(name)) for name in names)])
     return rows
@@ -193,9 +180,9 @@ def score_rows(scores: dict[str, dict[str, float]], is_classes: bool) -> list[li
 def _score(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    _, digits, _ = (CLASS_SCORES | NUMBER_SCORES)[name]
     if name in ("rmse", "mae", "crps"):  # in the units of the target, of any size
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    digits = 3 if name.startswith("coverage") else 4
     return f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 
