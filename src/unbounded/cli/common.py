@@ -1,4 +1,4 @@
-"""What the commands share: their errors, how they speak, and how they write files."""
+"""What the commands share: errors, printing, arguments, and how they write files."""
 
 import argparse
 import json
@@ -16,11 +16,11 @@ from unbounded.tables.text import to_json
 
 
 class CommandError(Exception):
-    """What a user can mend, in one line."""
+    """An error that the user can fix, told in one line."""
 
 
 class Console:
-    """Where the words of a command go.
+    """Where a command prints.
 
     With `--json`, standard output holds one JSON document and nothing else: all words go to
     standard error. Progress is always there, and only if that is a terminal.
@@ -36,16 +36,16 @@ class Console:
         return not self.quiet and sys.stderr.isatty()
 
     def say(self, text: str = "") -> None:
-        """Words for people."""
+        """Print a text for people, unless `--quiet` forbids it."""
         if not self.quiet:
             _show(text, sys.stderr if self.json else sys.stdout)
 
     def warn(self, text: str) -> None:
-        """Words that matter, on standard error."""
+        """Print a warning on standard error."""
         _show(f"unbounded: {text}", sys.stderr)
 
     def result(self, document: dict[str, Any]) -> None:
-        """The document, if it was asked for."""
+        """Print the document, if `--json` asks for it."""
         if self.json:
             print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
 
@@ -60,7 +60,7 @@ def _show(text: str, file: Any) -> None:
 
 
 def check_output(path: Path, *inputs: Path) -> Path:
-    """The path, if a file can be written there; asked before any work is done.
+    """The path, if a file can be written there; to be called before any work is done.
 
     Args:
         path: to be written.
@@ -173,7 +173,7 @@ def column_names(options: argparse.Namespace, option: str, table: Table) -> list
 
 
 def check_device(name: str) -> str:
-    """The name of a device that is there.
+    """The name of a device, if it can be used.
 
     Raises:
         CommandError: if it is not.

@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +82,15 @@ def run(options: argparse.Namespace) -> None:
     with _sink(out, options.json) as sink:
         shown = {"parts": options.parts, "progress": console.shows_progress}
         for frame, columns in model.predict_chunks(table, interval=options.interval, **shown):
-            _check_kept(keep, columns)
+            both = [name for name in keep if name in columns]
+            if both:
+                raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
             kept = {name: frame[name].reset_index(drop=True) for name in keep}
             sink.write(kept | columns)
             rows += len(frame)
     if out is not None:
         console.say(f"{count_of(rows, 'row')} predicted: {out}")
         console.result({"rows": rows, "out": out, "columns": sink.names})
-
-
-def _check_kept(keep: list[str], columns: dict[str, Any]) -> None:
-    both = [name for name in keep if name in columns]
-    if both:
-        raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
 
 
 class TextSink:
@@ -154,7 +150,7 @@ class ParquetSink:
 
 @contextmanager
 def _sink(out: Path | None, json_lines: bool) -> Iterator["TextSink | ParquetSink"]:
-    """A file that takes its place when all is written; standard output also gets all or nothing."""
+    """Where predictions go; a file or standard output gets all of them or nothing."""
     if out is None:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
             yield TextSink(file, "jsonl" if json_lines else "csv")
@@ -166,11 +162,8 @@ def _sink(out: Path | None, json_lines: bool) -> Iterator["TextSink | ParquetSin
     kind = (endings[:-1] if is_gzip else endings)[-1:] or [".csv"]
     with common.replacing(out) as temporary:
         if kind in ([".parquet"], [".pq"]):
-            sink = ParquetSink(temporary)
-            try:
+            with closing(ParquetSink(temporary)) as sink:
                 yield sink
-            finally:
-                sink.close()
             return
         known = {".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
         with common.open_text(temporary, is_gzip) as file:

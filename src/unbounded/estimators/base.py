@@ -292,11 +292,9 @@ class UDNEstimator(BaseEstimator):
         return Scalings(Scaling.of(train.x, train.weights, self.standardize), None)
 
     def _build(self, in_features: int, size: int, seed: int) -> UDN:
-        likelihood = (
-            self._default_likelihood(size)
-            if self.likelihood is None
-            else copy.deepcopy(self.likelihood)
-        )
+        likelihood = copy.deepcopy(self.likelihood)
+        if likelihood is None:
+            likelihood = self._default_likelihood(size)
         model = UDN(
             self._layers(in_features, likelihood.num_outputs(size)),
             likelihood,

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.plain import describe_classes, rebuild_classes
-from unbounded.estimators.rows import check_weights
+from unbounded.estimators.rows import Array, check_weights
 from unbounded.likelihoods import Categorical, Likelihood, Prediction
 from unbounded.likelihoods.categorical import ClassPrediction
 
@@ -118,9 +118,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             )
         return prediction
 
-    def _check(
-        self, X: Any, y: Any, reset: bool = True, min_rows: int = 2
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Array, Array]:
         x, labels = self._validate(X, y, reset, min_rows)
         check_classification_targets(labels)
         return x, labels

@@ -35,7 +35,7 @@ class Column:
         kind: "number", "category", "boolean", "date", "text" (only whether it is there counts)
             or "dropped".
         rows: how many rows were looked at.
-        missing: in how many of them nothing stands.
+        missing: how many of them have no value.
         distinct: how many different values there are; None if more than `TRACKED`.
         low: the smallest number, or date in seconds since 1970.
         high: the largest.
@@ -75,7 +75,7 @@ class Column:
 
 
 class Profile:
-    """Everything that is asked of a column, gathered chunk by chunk in bounded memory."""
+    """Facts about a column, gathered chunk by chunk in bounded memory."""
 
     def __init__(self, name: str):
         self.name = name
@@ -94,12 +94,12 @@ class Profile:
 
     @property
     def present(self) -> int:
-        """In how many rows something stands."""
+        """The number of rows that have a value."""
         return self.rows - self.missing
 
     @property
     def is_number(self) -> bool:
-        """Whether all that stands there are numbers."""
+        """Whether all values are numbers."""
         return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
 
     def update(self, series: Any, start: int) -> None:
@@ -220,7 +220,7 @@ class Profile:
             row, text = self.text
             raise TableError(
                 f"column {self.name!r} holds text among numbers, the first ({shorten(text)!r}) in "
-                f"row {row}: mend it, or say --missing {shorten(text)!r} or "
+                f"row {row}: correct it, or use --missing {shorten(text)!r} or "
                 f"--category {self.name!r}"
             )
 

@@ -201,7 +201,7 @@ class Encoding:
         return self.transform(lambda column: parse(column, frame[column.name], start))
 
     def check_names(self, table: Table) -> None:
-        """An error that names the columns that a table lacks; order and extra ones do not matter.
+        """An error if a table lacks columns; their order and extra columns do not matter.
 
         Raises:
             TableError: if a column is missing.

@@ -227,23 +227,19 @@ def _confusion(model: TableModel, found: dict[str, Any]) -> Section:
     classes = model.target.classes
     matrix = found["confusion"]
     if len(classes) > _MATRIX:
-        pairs = sorted(
-            (
-                (count, classes[i], classes[j])
-                for i, row in enumerate(matrix)
-                for j, count in enumerate(row)
-                if i != j and count
-            ),
-            reverse=True,
-        )[:20]
-        body: list[list[object]] = [[true, taken, count] for count, true, taken in pairs]
+        pairs = [
+            (count, true, taken)
+            for true, row in zip(classes, matrix, strict=True)
+            for taken, count in zip(classes, row, strict=True)
+            if taken != true and count
+        ]
+        body: list[list[object]] = [[t, p, n] for n, t, p in sorted(pairs, reverse=True)[:20]]
         figure = page.table(["true", "taken for", "rows"], body, names=2)
         return Section("What is taken for what?", "The most frequent confusions.", [figure])
     body = [[name, *row] for name, row in zip(classes, matrix, strict=True)]
     figure = page.table(["true \\ predicted", *classes], body)
-    return Section(
-        "What is taken for what?", "Rows of each class by what they were taken for.", [figure]
-    )
+    text = "Rows of each class by what they were taken for."
+    return Section("What is taken for what?", text, [figure])
 
 
 def _predicted(found: dict[str, Any]) -> Section:

@@ -99,7 +99,7 @@ class Target:
 
 
 def infer_target(profile: Profile, task: str | None = None) -> Target:
-    """The target that a column makes, by `RULE` unless the task is said.
+    """What there is to predict in a column: classes or numbers, by `RULE` unless `task` says.
 
     Raises:
         TableError: if nothing can be learnt from the column, or it does not fit the task.
