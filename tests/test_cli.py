@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from unbounded import metrics
 from unbounded.cli import main
 from unbounded.cli.program import COMMANDS, build_parser
-from unbounded.data.tables import Encoding, reading
 from unbounded.files import read_header
+from unbounded.tables import Encoding, reading
 
 QUICK = ["--epochs", "3", "--width", "8"]
 
@@ -268,7 +268,7 @@ def test_references_are_what_scikit_learn_makes_of_the_same_rows():
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import LogisticRegression
 
-    from unbounded.cli.references import compare
+    from unbounded.tables.references import compare
 
     random = np.random.default_rng(0)
     x = random.normal(size=(300, 4)).astype(np.float32)
@@ -737,7 +737,7 @@ def test_an_unknown_class_in_the_test_table(files, tmp_path, capsys):
 
 
 def test_a_mistake_of_ours_is_told_as_such(files, capsys, monkeypatch):
-    from unbounded.cli.model_file import TableModel
+    from unbounded.tables.model import TableModel
 
     def broken(self, x):
         raise KeyError("oops")

@@ -1,3 +1,4 @@
+import inspect
 import io
 import json
 import os
@@ -85,6 +86,20 @@ def test_importing_the_library_does_not_import_scikit_learn():
         "assert unbounded.UDNClassifier is UDNClassifier"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [(UDNClassifier, "class_weight"), (UDNRegressor, "standardize_target")]
+)
+def test_help_and_signature_name_every_argument(kind, own):
+    names = set(inspect.signature(kind).parameters)
+    assert names == set(kind().get_params()) >= {own, "width", "random_state"}
+    assert len(names) == 19
+    for name in names:
+        assert f"    {name}: " in kind.__doc__
+    assert kind.__doc__.count("depth_probs_: ") == 1
+    with pytest.raises(TypeError, match="widht"):
+        kind(widht=3)
 
 
 def test_unknown_names_are_still_errors():

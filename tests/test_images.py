@@ -723,10 +723,10 @@ def test_a_wrong_download_leaves_nothing_behind(wrong, tmp_path, no_folder):
             "md5": "MD5 of what .* it should be 0000.*--data",
             "pixels": "checksum of its pixels .* should be 0000",
             "labels": "checksum of its labels .* should be 0000",
-            "cut": r"set\.tar\.gz (ended after|cannot be fetched).*--data",
+            "cut": r"set\.tar\.gz (ended after|cannot be downloaded).*--data",
             "batch": r"set\.tar\.gz has no test_batch",
             "noise": r"set\.tar\.gz is damaged",
-            "url": "cannot be fetched .*404.*--data",
+            "url": "cannot be downloaded .*404.*--data",
         }
         with pytest.raises(DataError, match=words[wrong]):
             cifar10.load(cache=tmp_path, entry=entry)
@@ -736,7 +736,7 @@ def test_a_wrong_download_leaves_nothing_behind(wrong, tmp_path, no_folder):
 def test_nobody_is_there(tmp_path, no_folder):
     with served(b"") as (url, _):
         pass
-    with pytest.raises(DataError, match="cannot be fetched"):
+    with pytest.raises(DataError, match="cannot be downloaded"):
         cifar10.load(cache=tmp_path / "cache", entry=entry_of(*small_set(), url))
     assert list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbounded.data.tables import (
+from unbounded.tables import (
     Encoding,
     Profile,
     Store,
@@ -23,8 +23,8 @@ from unbounded.data.tables import (
     profile,
     reading,
 )
-from unbounded.data.tables import encoders as enc
-from unbounded.data.tables import values as read
+from unbounded.tables import encoders as enc
+from unbounded.tables import values as read
 
 
 def frame_of(table: Table, **options) -> pd.DataFrame:
@@ -324,7 +324,7 @@ def test_infinite_values_are_an_error_that_says_where():
 
 
 def test_many_different_values_are_counted_no_further_than_needed(monkeypatch):
-    from unbounded.data.tables import columns
+    from unbounded.tables import columns
 
     monkeypatch.setattr(columns, "TRACKED", 50)
     p = Profile("x")

@@ -201,14 +201,12 @@ def test_a_file_that_the_server_does_not_have(tmp_path, monkeypatch, no_folder):
     with served(small_set()) as (handler, entry):
         del handler.files["/set/index_test_1.txt"]
         monkeypatch.setitem(uci.SETS, "yacht", entry)
-        with pytest.raises(
-            uci.DataError, match=r"index_test_1\.txt cannot be fetched .*404.*--data"
-        ):
+        with pytest.raises(uci.DataError, match=r"_test_1\.txt cannot be downloaded .*404.*--data"):
             uci.load("yacht", cache=tmp_path)
         handler.files["/set/index_test_1.txt"] = b"no numbers"
         with pytest.raises(uci.DataError, match="makes no sense"):
             uci.load("yacht", cache=tmp_path)
-    with pytest.raises(uci.DataError, match="cannot be fetched"):  # nobody is there any more
+    with pytest.raises(uci.DataError, match="cannot be downloaded"):  # nobody is there any more
         uci.load("yacht", cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

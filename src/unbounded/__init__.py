@@ -37,11 +37,16 @@ from unbounded.training import step as step
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.tables import TableModel as TableModel
 
 __version__ = "0.1.0"
 
-# Names that cost an import of scikit-learn: it happens when they are first asked for.
-_LAZY = {"UDNClassifier": "unbounded.estimators", "UDNRegressor": "unbounded.estimators"}
+# Names that need more packages, such as scikit-learn: imported when they are first asked for.
+_LAZY = {
+    "UDNClassifier": "unbounded.estimators",
+    "UDNRegressor": "unbounded.estimators",
+    "TableModel": "unbounded.tables",
+}
 
 if not TYPE_CHECKING:  # a type checker would take this as leave to use any name
 

@@ -1,4 +1,4 @@
-"""What the commands share: their errors, how they speak, and how they write files."""
+"""What the commands share: errors, printing, arguments, and how they write files."""
 
 import argparse
 import json
@@ -9,18 +9,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from unbounded.data.tables import Table
+from unbounded.tables import Table
+from unbounded.tables.text import to_json
 
 
 class CommandError(Exception):
-    """What a user can mend, in one line."""
+    """An error that the user can fix, told in one line."""
 
 
 class Console:
-    """Where the words of a command go.
+    """Where a command prints.
 
     With `--json`, standard output holds one JSON document and nothing else: all words go to
     standard error. Progress is always there, and only if that is a terminal.
@@ -36,33 +36,18 @@ class Console:
         return not self.quiet and sys.stderr.isatty()
 
     def say(self, text: str = "") -> None:
-        """Words for people."""
+        """Print a text for people, unless `--quiet` forbids it."""
         if not self.quiet:
             _show(text, sys.stderr if self.json else sys.stdout)
 
     def warn(self, text: str) -> None:
-        """Words that matter, on standard error."""
+        """Print a warning on standard error."""
         _show(f"unbounded: {text}", sys.stderr)
 
     def result(self, document: dict[str, Any]) -> None:
-        """The document, if it was asked for."""
+        """Print the document, if `--json` asks for it."""
         if self.json:
-            print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
-
-    @contextmanager
-    def progress(
-        self, what: str, total: int | None = None, unit: str = "rows"
-    ) -> Iterator[Callable[[int], None] | None]:
-        """A function that counts, drawn as a bar on standard error."""
-        if not self.shows_progress:
-            yield None
-            return
-        from tqdm import tqdm
-
-        with tqdm(
-            total=total, desc=what, unit=f" {unit}", unit_scale=True, leave=False, file=sys.stderr
-        ) as bar:
-            yield bar.update
+            print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _show(text: str, file: Any) -> None:
@@ -71,24 +56,11 @@ def _show(text: str, file: Any) -> None:
     show(text, file)
 
 
-def plain(value: Any) -> Any:
-    """The same as JSON can hold it: no NumPy, and null for what is no finite number."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # NumPy
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
 # Files
 
 
 def check_output(path: Path, *inputs: Path) -> Path:
-    """The path, if a file can be written there; asked before any work is done.
+    """The path, if a file can be written there; to be called before any work is done.
 
     Args:
         path: to be written.
@@ -150,6 +122,16 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--encoding", help="of the text (default: UTF-8)")
 
 
+def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") -> None:
+    """A model file and a table, which may be left out if there is a text about it."""
+    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
+    help = about_table or "CSV, TSV or Parquet, plain or gzipped"
+    parser.add_argument("table", type=Path, nargs="?" if about_table else None, help=help)
+    add_device_argument(parser)
+    add_table_arguments(parser)
+    add_output_arguments(parser)
+
+
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
     """`--device`."""
     parser.add_argument(
@@ -157,15 +139,24 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_table(options: argparse.Namespace, path: Path, missing: Sequence[str] = ()) -> "Table":
-    """The table at a path, by the arguments of `add_table_arguments`."""
-    from unbounded.data.tables import Table
+def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
+    """The table that the arguments name, read as they say."""
+    return Table(
+        options.table, delimiter=options.delimiter, encoding=options.encoding, missing=missing
+    )
 
-    return Table(path, delimiter=options.delimiter, encoding=options.encoding, missing=missing)
+
+def column_names(options: argparse.Namespace, option: str, table: Table) -> list[str]:
+    """Names of columns from "a,b" and repeated options; a name may hold a comma itself."""
+    names: list[str] = []
+    for text in getattr(options, option):
+        names += [text] if text in table.names else [part.strip() for part in text.split(",")]
+    table.check_names(names, f"--{option}: ")
+    return names
 
 
 def check_device(name: str) -> str:
-    """The name of a device that is there.
+    """The name of a device, if it can be used.
 
     Raises:
         CommandError: if it is not.
@@ -236,7 +227,9 @@ def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) ->
     return "\n".join(lines)
 
 
-def several(count: int, what: str) -> str:
-    """ "1 row", "1,234 rows"."""
-    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
-    return f"{count:,} {what}{ending}"
+def score_table(scores: dict[str, dict[str, float]], is_classes: bool, heading: str) -> str:
+    """The scores of one or more models as aligned columns."""
+    from unbounded.tables.scores import score_rows
+
+    first, *rows = score_rows(scores, is_classes)
+    return columns_of_text([[heading, *first[1:]], *rows], right=range(1, len(first)))

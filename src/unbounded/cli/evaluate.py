@@ -2,16 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from unbounded.cli import common
-from unbounded.cli.common import Console, several
-
-if TYPE_CHECKING:
-    from unbounded.cli.model_file import TableModel
-    from unbounded.data.tables import Table
+from unbounded.cli.common import Console
+from unbounded.tables.text import count_of
 
 NAME = "evaluate"
 HELP = "score a model on a table"
@@ -33,41 +27,36 @@ _SHOWN_CLASSES = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded evaluate`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="also write a page with the reliability plot"
     )
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Score chunk by chunk, print, write the page."""
-    from unbounded.cli.model_file import TableModel
-    from unbounded.cli.scores import score_rows
+    from unbounded.tables import TableModel
 
     console = Console(options)
     if options.out is not None:
         common.check_output(options.out, options.table, options.model)
     device = common.check_device(options.device)
     model = TableModel.load(options.model, device)
-    table = common.open_table(options, options.table, model.encoding.missing)
-    found, _, _, without = score_table(model, table, console)
-    target = model.target
-    heading, *rows = score_rows({"unbounded depth": found["scores"]}, target.is_classes)
-    heading[0] = f"on {several(found['rows'], 'row')}"
-    console.say(common.columns_of_text([heading, *rows], right=range(1, len(heading))))
+    table = common.open_table(options, model.encoding.missing)
+    found = model.summarize(table, progress=console.shows_progress)
+    target, without = model.target, found["rows_without_target"]
+    scores = {"unbounded depth": found["scores"]}
+    heading = f"on {count_of(found['rows'], 'row')}"
+    console.say(common.score_table(scores, target.is_classes, heading))
     if without:
-        console.say(f"({several(without, 'row')} without a target left out)")
+        console.say(f"({count_of(without, 'row')} without a target left out)")
     if target.is_classes:
         console.say("\n" + _confusion(found["confusion"], target.classes))
     if options.out is not None:
-        from unbounded.cli.pages import evaluation_page
         from unbounded.report.page import write
+        from unbounded.tables.pages import evaluation_page
 
-        write(options.out, evaluation_page(model, found, table.path.name))
+        write(options.out, evaluation_page(model, found, table.name))
         console.say(f"\npage: {options.out}")
     console.result(
         {
@@ -88,48 +77,6 @@ def run(options: argparse.Namespace) -> None:
             "report": options.out,
         }
     )
-
-
-def score_table(
-    model: "TableModel", table: "Table", console: Console, sample: int = 1000
-) -> tuple[dict[str, Any], Any, Any, int]:
-    """The summary of a table; some encoded rows with targets; rows without a target.
-
-    Args:
-        model: the model.
-        table: with the target.
-        console: for the progress bar.
-        sample: how many of the rows are kept, evenly from all of them, for what needs rows.
-    """
-    from unbounded.cli.scores import Scorer
-    from unbounded.data.tables import TableError, closest
-
-    target = model.target
-    if target.name not in table.names:
-        hint = closest(target.name, table.names)
-        raise TableError(f"{table.path} has no column {target.name!r}, the target: {hint}")
-    scorer = Scorer(target.is_classes)
-    without = 0
-    kept_x, kept_y, kept_key = [], [], []
-    random = np.random.default_rng(0)
-    with console.progress("scoring", table.num_rows) as progress:
-        for start, frame, x in model.chunks(table, progress):
-            y = target.read(frame[target.name], start)
-            there = ~np.isnan(y)
-            without += int((~there).sum())
-            x, y = x[there], y[there]
-            scorer.add(y, model.by_depth(x)) if len(y) else None
-            # The rows with the smallest random keys so far: an even sample of a stream.
-            key = random.random(len(y))
-            chosen = np.argsort(key)[:sample]
-            kept_x.append(x[chosen])
-            kept_y.append(y[chosen])
-            kept_key.append(key[chosen])
-    if scorer.rows == 0:
-        raise TableError(f"{table.path} has no rows with a target {target.name!r}")
-    rows = np.argsort(np.concatenate(kept_key), kind="stable")[:sample]
-    x, y = np.concatenate(kept_x)[rows], np.concatenate(kept_y)[rows]
-    return scorer.summary(model), x, y, without
 
 
 def _confusion(matrix: list[list[int]], classes: list[str]) -> str:

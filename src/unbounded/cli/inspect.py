@@ -1,11 +1,13 @@
 """`unbounded inspect`: what a model file holds."""
 
 import argparse
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from unbounded.cli import common
-from unbounded.cli.common import Console, several
+from unbounded.cli.common import Console
+from unbounded.tables.text import count_of
 
 NAME = "inspect"
 HELP = "show what a model file holds"
@@ -18,6 +20,7 @@ examples:
   unbounded inspect house.udn --json | jq .depth.mean
 """
 _SHOWN_EPOCHS = 8
+_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,22 +34,23 @@ def run(options: argparse.Namespace) -> None:
     from unbounded import load
     from unbounded.files import read_header
     from unbounded.report.terminal import depth_bars
+    from unbounded.tables import TableModel
 
     console = Console(options)
     header = read_header(options.model)
     extra = header.get("extra", {})
-    table_model = _table_model(options.model, extra)
+    table_model = TableModel.load(options.model, "cpu") if "table" in extra else None
     model = load(options.model) if table_model is None else table_model.estimator.model_
     first, last = model.support()
-    probs = model.depth_log_probs().detach().double().exp()
-    probs = (probs / probs.sum()).tolist()
+    mass = model.depth_log_probs().detach().double().exp()
+    probs = (mass / mass.sum()).tolist()
     mean = sum(p * depth for depth, p in enumerate(probs, first))
     modules = _modules(model)
     total = sum(p.numel() for p in model.parameters())
     parts = {part: _part(header.get(part)) for part in _PARTS}
     console.say(f"{options.model}: {_what(table_model, extra)}\n")
     console.say(depth_bars(probs, first))
-    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {several(total, 'parameter')}\n")
+    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
     console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))
     console.say("\n" + _layer_lines(modules))
     history = extra.get("estimator", {}).get("history", {})
@@ -65,28 +69,21 @@ def run(options: argparse.Namespace) -> None:
             "modules": modules,
             "history": history.get("rows", []),
             "births": history.get("births", []),
-            "target": None if table_model is None else table_model.target.to_dict(),
-            "columns": None
-            if table_model is None
-            else [
-                {"name": column.name, "kind": column.kind, "why": column.why or None}
-                for column in table_model.encoding.columns
-            ],
-            "info": None if table_model is None else table_model.info,
+            **_of_table(table_model),
         }
     )
 
 
-_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
-
-
-def _table_model(path: Path, extra: dict[str, Any]) -> Any:
-    """The model with its table, or None where it has none."""
-    if "table" not in extra:
-        return None
-    from unbounded.cli.model_file import TableModel
-
-    return TableModel.load(path, "cpu")
+def _of_table(table_model: Any) -> dict[str, Any]:
+    """What the document says of the table; nothing if there is none."""
+    if table_model is None:
+        return dict.fromkeys(("target", "columns", "info"))
+    columns = [
+        {"name": column.name, "kind": column.kind, "why": column.why or None}
+        for column in table_model.encoding.columns
+    ]
+    target = table_model.target.to_dict()
+    return {"target": target, "columns": columns, "info": table_model.info}
 
 
 def _what(table_model: Any, extra: dict[str, Any]) -> str:
@@ -95,14 +92,10 @@ def _what(table_model: Any, extra: dict[str, Any]) -> str:
         return f"a fitted {kind}" if kind else "a network of unbounded depth"
     target, info = table_model.target, table_model.info
     count = len(table_model.encoding.used)
-    what = (
-        f"predicts {target.name} ({len(target.classes)} classes)"
-        if target.is_classes
-        else f"predicts {target.name} (a number)"
-    )
+    what = f"{len(target.classes)} classes" if target.is_classes else "a number"
     return (
-        f"{what} from {several(count, 'column')}, learnt from {info.get('rows', 0):,} rows "
-        f"of {info.get('table', 'a table')}"
+        f"predicts {target.name} ({what}) from {count_of(count, 'column')}, learnt from "
+        f"{info.get('rows', 0):,} rows of {info.get('table', 'a table')}"
     )
 
 
@@ -125,48 +118,30 @@ def _value(value: Any) -> str:
 
 def _modules(model: Any) -> list[dict[str, Any]]:
     """Every layer and head that is born, with the shapes of its parameters."""
-    found = []
-    for role, container in (("layer", model.network.hidden), ("head", model.network.heads)):
-        for depth, module in container.items():
-            found.append(
-                {
-                    "role": role,
-                    "depth": int(depth),
-                    "kind": type(module).__name__,
-                    "parameters": sum(p.numel() for p in module.parameters()),
-                    "shapes": {name: list(p.shape) for name, p in module.named_parameters()},
-                }
-            )
-    return found
+    return [
+        {
+            "role": role,
+            "depth": int(depth),
+            "kind": type(module).__name__,
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "shapes": {name: list(p.shape) for name, p in module.named_parameters()},
+        }
+        for role, modules in (("layer", model.network.hidden), ("head", model.network.heads))
+        for depth, module in modules.items()
+    ]
 
 
 def _layer_lines(modules: list[dict[str, Any]]) -> str:
-    """Layers and heads, runs of equal ones in one line."""
-    groups: list[list[dict[str, Any]]] = []
-    for module in modules:
-        last = groups[-1][-1] if groups else None
-        alike = last is not None and all(
-            last[key] == module[key] for key in ("role", "kind", "shapes")
-        )
-        if alike:
-            groups[-1].append(module)
-        else:
-            groups.append([module])
+    """Layers and heads, those that follow one another and are alike in one line."""
     rows = [["  born", "kind", "weights", "parameters"]]
-    for group in groups:
-        first, end = group[0], group[-1]
-        depth = f"{first['depth']}" if len(group) == 1 else f"{first['depth']}–{end['depth']}"
-        plural = "s" if len(group) > 1 else ""
+    for _, alike in groupby(modules, lambda m: (m["role"], m["kind"], m["shapes"])):
+        first, *others = alike
+        depth, plural, each = str(first["depth"]), "", ""
+        if others:
+            depth, plural, each = f"{depth}–{others[-1]['depth']}", "s", " each"
         weights = ", ".join("×".join(map(str, shape)) for shape in first["shapes"].values())
-        each = " each" if len(group) > 1 else ""
-        rows.append(
-            [
-                f"  {first['role']}{plural} {depth}",
-                first["kind"],
-                weights or "none",
-                f"{first['parameters']:,}{each}",
-            ]
-        )
+        born, size = f"  {first['role']}{plural} {depth}", f"{first['parameters']:,}{each}"
+        rows.append([born, first["kind"], weights or "none", size])
     return common.columns_of_text(rows)
 
 
@@ -180,15 +155,8 @@ def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
     for index in sorted(picks):
         row = rows[index]
         mark = "*" if row["epoch"] == best else ""
-        lines.append(
-            [
-                f"  {row['epoch']}{mark}",
-                f"{row['elbo']:,.1f}",
-                f"{row['depth_mean']:.2f}",
-                str(row["max_depth"]),
-                *(f"{row[name]:.4f}" for name in scores),
-            ]
-        )
+        line = [f"  {row['epoch']}{mark}", f"{row['elbo']:,.1f}", f"{row['depth_mean']:.2f}"]
+        lines.append([*line, str(row["max_depth"]), *(f"{row[name]:.4f}" for name in scores)])
     born = ", ".join(f"{b['depth']} (epoch {b['epoch']})" for b in history.get("births", []))
     text = common.columns_of_text(lines, right=range(1, len(lines[0])))
     again = estimator.get("refit_history")
@@ -203,6 +171,6 @@ def _columns(table_model: Any) -> str:
     encoding = table_model.encoding
     rows = [["  column", "kind", "used as"]]
     for column in encoding.columns:
-        use = encoding.encoders[column.name].uses() if column.is_used else f"– {column.why}"
-        rows.append([f"  {column.name}", column.kind if column.is_used else "", use])
+        kind = column.kind if column.is_used else ""
+        rows.append([f"  {column.name}", kind, encoding.use_of(column)])
     return common.columns_of_text(rows)

@@ -5,18 +5,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from unbounded.atomic import replacing
 from unbounded.cli import common
-from unbounded.cli.common import CommandError, Console, several
-
-if TYPE_CHECKING:
-    from unbounded.cli.model_file import TableModel
+from unbounded.cli.common import CommandError, Console
+from unbounded.tables.reading import pandas
+from unbounded.tables.text import count_of
 
 NAME = "predict"
 HELP = "predict the rows of a table"
@@ -38,8 +35,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded predict`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument(
         "--out",
         type=Path,
@@ -66,14 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMNS",
         help="columns of the table to put before the predictions",
     )
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Predict chunk by chunk into a temporary file; it appears when it is whole."""
-    from unbounded.cli.model_file import TableModel
+    from unbounded.tables import TableModel
 
     console = Console(options)
     if not 0 < options.interval < 1:
@@ -83,72 +76,22 @@ def run(options: argparse.Namespace) -> None:
         common.check_output(out, options.table, options.model)
     device = common.check_device(options.device)
     model = TableModel.load(options.model, device)
-    table = common.open_table(options, options.table, model.encoding.missing)
-    keep = _kept(options.keep, table)
-    model.encoding.check_names(table)
+    table = common.open_table(options, model.encoding.missing)
+    wanted = common.column_names(options, "keep", table)
+    keep = [name for name in table.names if name in wanted]
     rows = 0
     with _sink(out, options.json) as sink:
-        with console.progress("predicting", table.num_rows) as progress:
-            for _, frame, x in model.chunks(table, progress):
-                columns = _predictions(model, x, options.interval, options.parts)
-                _check_kept(keep, columns)
-                kept = {name: frame[name].reset_index(drop=True) for name in keep}
-                sink.write(kept | columns)
-                rows += len(x)
-        if rows == 0:
-            from unbounded.data.tables import TableError
-
-            raise TableError(f"{table.path} has a header and no rows")
+        shown = {"parts": options.parts, "progress": console.shows_progress}
+        for frame, columns in model.predict_chunks(table, interval=options.interval, **shown):
+            both = [name for name in keep if name in columns]
+            if both:
+                raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
+            kept = {name: frame[name].reset_index(drop=True) for name in keep}
+            sink.write(kept | columns)
+            rows += len(frame)
     if out is not None:
-        console.say(f"{several(rows, 'row')} predicted: {out}")
+        console.say(f"{count_of(rows, 'row')} predicted: {out}")
         console.result({"rows": rows, "out": out, "columns": sink.names})
-
-
-def _kept(given: list[str], table: Any) -> list[str]:
-    from unbounded.cli.fit import _names
-
-    wanted = _names("keep", given, table)
-    return [name for name in table.names if name in wanted]
-
-
-def _check_kept(keep: list[str], columns: dict[str, Any]) -> None:
-    both = [name for name in keep if name in columns]
-    if both:
-        raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
-
-
-def _predictions(model: "TableModel", x: Any, interval: float, parts: bool) -> dict[str, Any]:
-    """The columns of the output for encoded rows."""
-    from unbounded import metrics
-
-    found = model.by_depth(x)
-    columns: dict[str, Any] = {}
-    if model.target.is_classes:
-        probs = found.mixture
-        names = np.array(model.target.classes, dtype=object)
-        columns["prediction"] = names[probs.argmax(1)]
-        columns |= {f"p_{name}": probs[:, i] for i, name in enumerate(names)}
-        units = "entropy"
-    else:
-        columns["mean"] = found.mixture
-        columns["sd"] = found.total()
-        tails = [(1 - interval) / 2, (1 + interval) / 2]
-        bounds = metrics.mixture_quantile(tails, found.depth_probs, found.values, found.scales)
-        columns["lower"], columns["upper"] = bounds
-        units = "sd"
-    if parts:
-        columns[f"noise_{units}"] = found.noise()
-        columns[f"depth_{units}"] = found.disagreement()
-    return columns
-
-
-class Sink(Protocol):
-    """Where columns go, chunk by chunk."""
-
-    names: list[str]
-
-    def write(self, columns: dict[str, Any]) -> None:
-        """Append rows."""
 
 
 class TextSink:
@@ -161,22 +104,13 @@ class TextSink:
 
     def write(self, columns: dict[str, Any]) -> None:
         """Append rows; the header comes with the first."""
-        from unbounded.data.tables.reading import pandas
-
         frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
         first, self.names = not self.names, list(columns)
         if self.kind == "jsonl":
             frame.to_json(self.file, orient="records", lines=True, double_precision=9)
             return
-        delimiter = "\t" if self.kind == "tsv" else ","
-        frame.to_csv(
-            self.file,
-            sep=delimiter,
-            header=first,
-            index=False,
-            float_format="%.8g",
-            lineterminator="\n",
-        )
+        style = {"sep": "\t" if self.kind == "tsv" else ",", "float_format": "%.8g"}
+        frame.to_csv(self.file, header=first, index=False, lineterminator="\n", **style)
 
 
 def _whole(values: Any) -> Any:
@@ -201,8 +135,6 @@ class ParquetSink:
         import pyarrow
         from pyarrow import parquet
 
-        from unbounded.data.tables.reading import pandas
-
         self.names = list(columns)
         frame = pandas().DataFrame(columns)
         schema = None if self._writer is None else self._writer.schema
@@ -218,8 +150,8 @@ class ParquetSink:
 
 
 @contextmanager
-def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
-    """A file that takes its place when all is written; standard output also gets all or nothing."""
+def _sink(out: Path | None, json_lines: bool) -> Iterator["TextSink | ParquetSink"]:
+    """Where predictions go; a file or standard output gets all of them or nothing."""
     if out is None:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
             yield TextSink(file, "jsonl" if json_lines else "csv")
@@ -231,11 +163,8 @@ def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
     kind = (endings[:-1] if is_gzip else endings)[-1:] or [".csv"]
     with replacing(out) as temporary:
         if kind in ([".parquet"], [".pq"]):
-            sink = ParquetSink(temporary)
-            try:
+            with closing(ParquetSink(temporary)) as sink:
                 yield sink
-            finally:
-                sink.close()
             return
         known = {".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
         with common.open_text(temporary, is_gzip) as file:

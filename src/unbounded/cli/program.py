@@ -29,14 +29,14 @@ a table, from start to end:
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Texts as they were written, and room for the names of the arguments."""
+    """Help texts as they are written, with a wide column for the arguments."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26)
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors of usage as one line, like all the others."""
+    """A parser whose errors are one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise rather than print the usage and exit."""
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except KeyboardInterrupt as interrupt:  # a study says what it has kept
-        _complain(f"interrupted: {str(interrupt) or 'nothing was written'}")
+        _print_error(f"interrupted: {str(interrupt) or 'nothing was written'}")
         return 130
     except BrokenPipeError:  # somebody closed our output, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,21 +87,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = _explain(error)
         if message is None and os.environ.get(TRACEBACKS):
             raise
-        _complain(message or _unexpected(error))
+        _print_error(message or _unexpected(error))
         return 2
 
 
 def _explain(error: Exception) -> str | None:
-    """One line for the user, if it is something that he or she can mend."""
-    from unbounded.data.tables import TableError
+    """One line for the user, or None if the error is a mistake of ours."""
     from unbounded.experiments import StudyError
     from unbounded.files import FileError
+    from unbounded.tables import TableError
     from unbounded.training import NonFiniteError
 
     if isinstance(error, CommandError | TableError | FileError | StudyError):
         return str(error)
     if isinstance(error, NonFiniteError):
-        return f"training went astray: {error}"
+        return f"training failed: {error}"
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     if isinstance(error, OSError):
@@ -118,7 +118,7 @@ def _unexpected(error: Exception) -> str:
     )
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     line = " ".join(message.split())
     kind = "" if line.startswith("interrupted") else "error: "
     sys.stdout.flush()

@@ -21,42 +21,30 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded report`."""
-    parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    parser.add_argument("table", type=Path, nargs="?", help="with the target, to be scored on")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the page")
-    common.add_device_argument(parser)
-    common.add_table_arguments(parser)
-    common.add_output_arguments(parser)
+    common.add_model_arguments(parser, "with the target, to be scored on")
 
 
 def run(options: argparse.Namespace) -> None:
     """Score if there is a table, then write."""
-    from unbounded.cli.evaluate import score_table
-    from unbounded.cli.model_file import TableModel
-    from unbounded.cli.pages import model_page
-    from unbounded.cli.scores import importance
-    from unbounded.report.page import write
+    from unbounded.tables import TableModel
 
     console = Console(options)
     inputs = [options.model, *([options.table] if options.table else [])]
     common.check_output(options.out, *inputs)
     device = common.check_device(options.device)
     model = TableModel.load(options.model, device)
-    found = None
+    table = None
     if options.table is not None:
-        table = common.open_table(options, options.table, model.encoding.missing)
-        found, x, y, _ = score_table(model, table, console)
-        found["importance"] = importance(model, x, y)
-    name = None if options.table is None else options.table.name
-    write(options.out, model_page(model, found, name))
+        table = common.open_table(options, model.encoding.missing)
+    shown = model.report(options.out, table, progress=console.shows_progress)
     console.say(f"page: {options.out}")
-    seen = found or model.info.get("held_out", {})
     console.result(
         {
             "report": options.out,
             "model": options.model,
             "table": options.table,
-            "scores": seen.get("scores"),
-            "importance": seen.get("importance"),
+            "scores": shown.get("scores"),
+            "importance": shown.get("importance"),
         }
     )

@@ -182,7 +182,7 @@ def download(path: Path, entry: Entry | None = None) -> None:
         entry: where the archive is and what it must be; `ENTRY` by default.
 
     Raises:
-        DataError: if the archive cannot be fetched, or a checksum is wrong.
+        DataError: if the archive cannot be downloaded, or a checksum is another.
     """
     entry = ENTRY if entry is None else entry
     content = fetch(entry.url, _INSTEAD)

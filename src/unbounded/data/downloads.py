@@ -22,7 +22,7 @@ _LARGEST = 1 << 28  # bytes that one file may have
 
 
 class DataError(OSError):
-    """A data set cannot be fetched, or is not what it should be."""
+    """A data set that cannot be downloaded, or is not what it should be."""
 
 
 def fetch(url: str, instead: str) -> bytes:
@@ -33,14 +33,14 @@ def fetch(url: str, instead: str) -> bytes:
         instead: what a user can do without the download, for the end of an error.
 
     Raises:
-        DataError: if the file cannot be fetched, is cut short, or is absurdly large.
+        DataError: if the file cannot be downloaded, is cut short, or is absurdly large.
     """
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             content: bytes = answer.read(_LARGEST + 1)
             announced = answer.headers.get("Content-Length")
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise DataError(f"{url} cannot be fetched ({error}); {instead}") from None
+        raise DataError(f"{url} cannot be downloaded ({error}); {instead}") from None
     if len(content) > _LARGEST:
         raise DataError(f"{url} is larger than {_LARGEST >> 20} MiB; {instead}")
     if announced is not None and len(content) != int(announced):

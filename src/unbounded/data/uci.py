@@ -202,7 +202,7 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
         entry: where it is and what it must be; the one in `SETS` by default.
 
     Raises:
-        DataError: if a file cannot be fetched, or its checksum is wrong.
+        DataError: if a file cannot be downloaded, or the checksum is another.
     """
     entry = SETS[name] if entry is None else entry
     source = entry.source

@@ -1,11 +1,12 @@
 """What both estimators share: from a table to `unbounded.fit`, and from rows to predictions."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,11 +14,22 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.depth import DepthFamily
-from unbounded.estimators.ensemble import average_by_depth, average_probs
-from unbounded.estimators.rows import Array, Rows, Scaling, merge, split
+from unbounded.estimators.auto import (
+    annealing,
+    annealing_factor,
+    choose_batch_size,
+    choose_epochs,
+    choose_patience,
+)
+from unbounded.estimators.ensemble import (
+    EnsembleResult,
+    average_by_depth,
+    average_probs,
+    member_seeds,
+)
+from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
 from unbounded.frozen import Frozen
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Likelihood, Prediction
@@ -29,66 +41,87 @@ from unbounded.steps.batches import batches
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
 
-# What "auto" means.
-STEPS = 3000
-"""Training steps that small and mid-size tables get at most."""
-MIN_EPOCHS, MAX_EPOCHS = 20, 200
-PATIENCE = 5
-"""Training stops after a fifth of its epochs without a better validation score."""
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class UDNEstimator(BaseEstimator):
-    """The common part of `UDNClassifier` and `UDNRegressor`; their docstrings tell the arguments.
+    """The common part of `UDNClassifier` and `UDNRegressor`.
 
     A subclass turns targets into what the likelihood takes and predictions into what
     scikit-learn expects; all training goes through `_train`, all predicting through `_predictions`.
+    Dataclasses write the constructors, so that every argument is declared once; the docstring of
+    each subclass gets the rest of this text.
+
+    Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (so that a
+    `sample_weight` of 2 and a row that is there twice are the same, to the last bit) and put
+    into an order of their own; a share is held out to find the best epoch. Ctrl-C ends training
+    and keeps the best model so far.
+
+    Main arguments of both estimators:
+        width: size of every hidden state.
+        epochs: passes over the training rows at most. "auto": 3000 steps, in 20 to 200 epochs.
+        batch_size: rows a step. "auto": a power of two near √rows, from 32 to 1024.
+        lr: rate of the weights, with Adam; λ learns at a tenth of it.
+        validation_fraction: share of the rows (of each class alike) that is held out to find the
+            best epoch. Tables too small to spare 8 rows for that are trained to the end.
+        refit: once the best epoch is known, train anew on all rows up to it, with a rate that
+            falls to nothing in the second half. False keeps the weights of the best epoch.
+        n_members: train this many models at once (`unbounded.engine`) from different seeds and
+            average their predictions: a deep ensemble.
+        random_state: a number makes everything reproducible, bit for bit on a CPU.
+        device: "auto" (a GPU if there is one), or what `torch.device` takes.
+        verbose: 1 shows a progress bar on standard error.
+
+    Other arguments of both:
+        layers: a `Layers` of the core in place of dense ones, or a callable
+            (in_features, out_features) -> `Layers`.
+        depth: the family q(ℓ; λ); a truncated Poisson from λ = 1 by default.
+        depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
+        weight_prior: p(θ); N(0, 1) by default.
+        likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
+        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
+            the epochs. None: never.
+        select: the best epoch by "log_score" or by "score" (accuracy or RMSE).
+        standardize: bring every input column to mean 0 and standard deviation 1.
+
+    Attributes:
+        model_: the `UDN`, in evaluation mode; the first one of an ensemble.
+        members_: all of them.
+        depth_probs_: q(1) … q(m), `(max_depth_,)`.
+        depth_mean_: E[ℓ].
+        max_depth_: m, the largest depth with mass.
+        depths_: the depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`.
+        history_: one row an epoch, from the training with held-out rows.
+        refit_history_: the same of the training on all rows; None if there was none.
+        best_epoch_: the epoch that the held-out rows chose.
+        n_iter_: epochs of that first training.
+        stopped_: why it ended: "epochs", "patience" or "interrupted".
+        n_features_in_, feature_names_in_: of the table.
     """
 
-    def __init__(
-        self,
-        *,
-        layers: Layers | Callable[[int, int], Layers] | None = None,
-        width: int = 64,
-        depth: DepthFamily | None = None,
-        depth_prior: DepthPrior | None = None,
-        weight_prior: WeightPrior | None = None,
-        likelihood: Likelihood | None = None,
-        epochs: int | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        lr: float = 0.005,
-        patience: int | Literal["auto"] | None = "auto",
-        validation_fraction: float = 0.2,
-        select: str = "log_score",
-        refit: bool = True,
-        standardize: bool = True,
-        n_members: int = 1,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: int = 0,
-    ):
-        self.layers = layers
-        self.width = width
-        self.depth = depth
-        self.depth_prior = depth_prior
-        self.weight_prior = weight_prior
-        self.likelihood = likelihood
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.select = select
-        self.refit = refit
-        self.standardize = standardize
-        self.n_members = n_members
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    layers: Layers | Callable[[int, int], Layers] | None = None
+    width: int = 64
+    depth: DepthFamily | None = None
+    depth_prior: DepthPrior | None = None
+    weight_prior: WeightPrior | None = None
+    likelihood: Likelihood | None = None
+    epochs: int | Literal["auto"] = "auto"
+    batch_size: int | Literal["auto"] = "auto"
+    lr: float = 0.005
+    patience: int | Literal["auto"] | None = "auto"
+    validation_fraction: float = 0.2
+    select: str = "log_score"
+    refit: bool = True
+    standardize: bool = True
+    n_members: int = 1
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: int = 0
 
-    model_: UDN
-    members_: list[UDN]
-    history_: History
-    n_features_in_: int
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if UDNEstimator in cls.__bases__ and cls.__doc__ and UDNEstimator.__doc__:
+            _, mark, shared = inspect.cleandoc(UDNEstimator.__doc__).partition("Thin over")
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\n{mark}{shared}\n"
 
     @property
     def depth_probs_(self) -> NDArray[np.float64]:
@@ -154,38 +187,20 @@ class UDNEstimator(BaseEstimator):
         """The inverse of `_describe_targets`."""
         raise NotImplementedError
 
-    def _check_weights(self, sample_weight: Any, rows: int) -> NDArray[np.float64]:
-        if sample_weight is None:
-            return np.ones(rows)
-        weights = np.asarray(
-            sample_weight.to_numpy() if hasattr(sample_weight, "to_numpy") else sample_weight,
-            dtype=np.float64,
-        )
-        if weights.ndim == 0:
-            weights = np.full(rows, float(weights))
-        if weights.shape != (rows,):
-            raise ValueError(f"sample_weight must have shape ({rows},), got {weights.shape}")
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError("sample_weight must be finite and at least 0")
-        if not (weights > 0).any():
-            raise ValueError("sample_weight is zero in every row: there is nothing to learn from")
-        return weights
-
     def _check_arguments(self) -> None:
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
-        if isinstance(self.n_members, bool) or not isinstance(self.n_members, Integral):
-            raise ValueError(f"n_members must be an integer from 1, got {self.n_members!r}")
-        if self.n_members < 1:
-            raise ValueError(f"n_members must be an integer from 1, got {self.n_members!r}")
-        for name in ("epochs", "batch_size", "patience"):
+        auto = ("auto",)
+        others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": ()}
+        for name, allowed in others.items():
             value = getattr(self, name)
-            if value == "auto" or (value is None and name == "patience"):
+            if value in allowed:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+                either = "'auto' or " if allowed else ""
+                raise ValueError(f"{name} must be {either}an integer from 1, got {value!r}")
 
     def _train(self, x: Array, y: Array, weights: Array, size: int) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
@@ -202,7 +217,7 @@ class UDNEstimator(BaseEstimator):
         classes = rows.y if rows.y.ndim == 1 else None
         training, held = split(len(rows.x), self.validation_fraction, classes, rng)
         seed = int(rng.randint(2**31 - 1))
-        epochs = self._epochs(len(training))
+        epochs = choose_epochs(self.epochs, self.batch_size, len(training))
         refit = self.refit and len(held) > 0
         run = self._run(rows.take(training), rows.take(held), size, seed, epochs, anneal=not refit)
         if not run.result.history.rows:
@@ -223,8 +238,14 @@ class UDNEstimator(BaseEstimator):
         self.stopped_ = stopped
 
     def _run(
-        self, train: Rows, held: Rows | None, size: int, seed: int, epochs: int, anneal: bool
-    ) -> "Run":
+        self,
+        train: WeightedRows,
+        held: WeightedRows | None,
+        size: int,
+        seed: int,
+        epochs: int,
+        anneal: bool,
+    ) -> "TrainedModels":
         """One training of new models, their scaling from the training rows."""
         scalings = self._scalings(train)
         models = [
@@ -234,12 +255,12 @@ class UDNEstimator(BaseEstimator):
         patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
-            patience = max(1, epochs // PATIENCE) if self.patience == "auto" else self.patience
+            patience = choose_patience(self.patience, epochs)
         x, y, weights = scalings.tensors(train, models[0])
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,
-            "batch_size": self._batch_size(len(train.x)),
+            "batch_size": choose_batch_size(self.batch_size, len(train.x)),
             "lr": self.lr,
             "patience": patience,
             "select": self.select,
@@ -256,9 +277,9 @@ class UDNEstimator(BaseEstimator):
                 options["validation"] = validation[:2]
             schedule = (lambda epoch: annealing_factor(epoch, epochs)) if anneal else None
             result = EnsembleResult.of(fit_population(models, data, schedule=schedule, **options))
-        return Run(models, scalings, result)
+        return TrainedModels(models, scalings, result)
 
-    def _keep(self, run: "Run", rows: int) -> None:
+    def _keep(self, run: "TrainedModels", rows: int) -> None:
         self.members_ = [model.eval() for model in run.models]
         self.model_ = self.members_[0]
         self.input_scaling_ = run.scalings.inputs
@@ -267,33 +288,13 @@ class UDNEstimator(BaseEstimator):
         self.n_rows_seen_ = rows
         self._optimizer: torch.optim.Optimizer | None = None
 
-    def _epochs(self, rows: int) -> int:
-        """As given, or as many as make `STEPS` steps, within bounds."""
-        if self.epochs != "auto":
-            return self.epochs
-        steps = -(-rows // self._batch_size(rows))
-        return min(max(-(-STEPS // steps), MIN_EPOCHS), MAX_EPOCHS)
-
-    def _batch_size(self, rows: int) -> int:
-        """As given, or a power of two that grows with the table; no more than there are rows."""
-        if self.batch_size != "auto":
-            return min(self.batch_size, rows)
-        return min(auto_batch_size(rows), rows)
-
-    def _scalings(self, train: Rows) -> "Scalings":
-        inputs = (
-            Scaling.of(train.x, train.weights)
-            if self.standardize
-            else Scaling.none(train.x.shape[1])
-        )
-        return Scalings(inputs, None)
+    def _scalings(self, train: WeightedRows) -> Scalings:
+        return Scalings(Scaling.of(train.x, train.weights, self.standardize), None)
 
     def _build(self, in_features: int, size: int, seed: int) -> UDN:
-        likelihood = (
-            self._default_likelihood(size)
-            if self.likelihood is None
-            else copy.deepcopy(self.likelihood)
-        )
+        likelihood = copy.deepcopy(self.likelihood)
+        if likelihood is None:
+            likelihood = self._default_likelihood(size)
         model = UDN(
             self._layers(in_features, likelihood.num_outputs(size)),
             likelihood,
@@ -326,7 +327,7 @@ class UDNEstimator(BaseEstimator):
             self._check_arguments()
             rng = check_random_state(self.random_state)
             model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
-            self._keep(Run([model], self._scalings(rows), None), 0)
+            self._keep(TrainedModels([model], self._scalings(rows), None), 0)
             self.history_, self.refit_history_ = History(), None
             self.best_epoch_, self.n_iter_, self.stopped_ = 0, 0, "partial_fit"
         model = self.model_
@@ -334,7 +335,7 @@ class UDNEstimator(BaseEstimator):
             self._optimizer = make_optimizer(model, lr=self.lr)
         self.n_rows_seen_ += len(x)
         scalings = Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
-        batch_size = self._batch_size(len(rows.x))
+        batch_size = choose_batch_size(self.batch_size, len(rows.x))
         order = torch.Generator().manual_seed(self.n_rows_seen_)
         model.train()
         try:
@@ -356,6 +357,12 @@ class UDNEstimator(BaseEstimator):
                 )
         finally:
             model.eval()
+
+    def _validate(self, X: Any, y: Any, reset: bool, min_rows: int, **options: Any) -> Any:
+        """X and y as scikit-learn's `validate_data` gives them, in single or double precision."""
+        precisions = [np.float64, np.float32]
+        options = {"dtype": precisions, "ensure_min_samples": min_rows, **options}
+        return validate_data(self, X, y, reset=reset, **options)
 
     # Predicting
 
@@ -413,22 +420,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def annealing(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
-    """`annealing_factor` as a scheduler."""
-    return LambdaLR(optimizer, lambda epoch: annealing_factor(epoch, epochs))
-
-
-def annealing_factor(epoch: int, epochs: int) -> float:
-    """The full rate for the first half of the epochs, then down to nothing in a line."""
-    return min(1.0, 2 * (1 - epoch / epochs))
-
-
-def member_seeds(seed: int, count: int) -> list[int]:
-    """Seeds of an ensemble's members; the first is that of a lone model."""
-    others = (np.random.SeedSequence([seed, k]).generate_state(1)[0] for k in range(1, count))
-    return [seed, *(int(other >> 1) for other in others)]
-
-
 def _depth_probs(model: UDN) -> NDArray[np.float64]:
     """q(1) … q(m) of one model, adding up to one."""
     first, _ = model.support()
@@ -436,60 +427,9 @@ def _depth_probs(model: UDN) -> NDArray[np.float64]:
     return np.concatenate([np.zeros(first - 1), probs / probs.sum()])
 
 
-def auto_batch_size(rows: int) -> int:
-    """A power of two near the root of the number of rows, between 32 and 1024."""
-    return int(np.clip(2 ** round(np.log2(max(rows, 1)) / 2), 32, 1024))
-
-
-@dataclass
-class Scalings:
-    """How rows become tensors."""
-
-    inputs: Scaling
-    targets: Scaling | None  # none for classes
-
-    def x(self, x: Array, model: UDN) -> torch.Tensor:
-        """Inputs, `(rows, feature)`, in double precision or as integers."""
-        scaled = torch.from_numpy(np.ascontiguousarray(self.inputs.apply(x)))
-        return scaled.long() if model.layers.integer_inputs else scaled
-
-    def tensors(
-        self, rows: Rows, model: UDN
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Inputs, targets and weights, as `unbounded.fit` takes them."""
-        y = rows.y if self.targets is None else self.targets.apply(rows.y)
-        # No weights where every row counts once: the common case is spared a product.
-        weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)
-        return self.x(rows.x, model), torch.from_numpy(np.ascontiguousarray(y)), weights
-
-
-@dataclass
-class Run:
-    """Trained models with what their rows were scaled by."""
+class TrainedModels(NamedTuple):
+    """Models with the scaling of their rows, and how their training went."""
 
     models: list[UDN]
     scalings: Scalings
-    result: Any  # a FitResult or EnsembleResult; none of partial_fit
-
-
-@dataclass
-class EnsembleResult:
-    """What a `FitResult` says, of several members."""
-
-    history: History  # the first member's
-    best_epoch: int  # the members' median
-    stopped: str
-
-    @classmethod
-    def of(cls, results: Sequence[Any]) -> "EnsembleResult":
-        """Of what `fit_population` returns."""
-        if any(result.stopped == "diverged" for result in results):
-            raise FloatingPointError(
-                "the loss of a member is not finite: a lower lr or another initialisation helps"
-            )
-        interrupted = any(result.stopped == "interrupted" for result in results)
-        return cls(
-            results[0].history,
-            int(np.median([result.best_epoch for result in results])),
-            "interrupted" if interrupted else results[0].stopped,
-        )
+    result: Any  # a FitResult or EnsembleResult; None after partial_fit

@@ -1,9 +1,13 @@
-"""What the members of an ensemble say of depths, put together."""
+"""Several models as one: their seeds, their training and their depths."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from unbounded.training import History
 
 Floats = NDArray[np.float64]
 
@@ -41,3 +45,32 @@ def average_by_depth(
         weight[rows] += q
     result: Floats = total / weight
     return result
+
+
+def member_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of an ensemble's members; the first is that of a lone model."""
+    others = (np.random.SeedSequence([seed, k]).generate_state(1)[0] for k in range(1, count))
+    return [seed, *(int(other >> 1) for other in others)]
+
+
+@dataclass
+class EnsembleResult:
+    """The training of several members, told like a `FitResult`."""
+
+    history: History  # the first member's
+    best_epoch: int  # the members' median
+    stopped: str
+
+    @classmethod
+    def of(cls, results: Sequence[Any]) -> "EnsembleResult":
+        """Put together what `fit_population` returns."""
+        if any(result.stopped == "diverged" for result in results):
+            raise FloatingPointError(
+                "the loss of a member is not finite: a lower lr or another initialisation helps"
+            )
+        interrupted = any(result.stopped == "interrupted" for result in results)
+        return cls(
+            results[0].history,
+            int(np.median([result.best_epoch for result in results])),
+            "interrupted" if interrupted else results[0].stopped,
+        )

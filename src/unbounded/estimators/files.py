@@ -13,6 +13,7 @@ from unbounded.files import FileError
 from unbounded.training import History
 
 _PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
+_PLAIN_ATTRIBUTES = ("best_epoch", "n_iter", "stopped", "n_rows_seen")  # without the last _
 
 
 def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
@@ -26,10 +27,7 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
         "input_scaling": describe_scaling(estimator.input_scaling_),
         "history": _describe_history(estimator.history_),
         "refit_history": _describe_history(estimator.refit_history_),
-        "best_epoch": estimator.best_epoch_,
-        "n_iter": estimator.n_iter_,
-        "stopped": estimator.stopped_,
-        "n_rows_seen": estimator.n_rows_seen_,
+        **{name: getattr(estimator, f"{name}_") for name in _PLAIN_ATTRIBUTES},
         **estimator._describe_targets(),
     }
     files.save(
@@ -83,10 +81,8 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
         estimator.refit_history_ = described["refit_history"] and _rebuild_history(
             described["refit_history"]
         )
-        estimator.best_epoch_ = described["best_epoch"]
-        estimator.n_iter_ = described["n_iter"]
-        estimator.stopped_ = described["stopped"]
-        estimator.n_rows_seen_ = described["n_rows_seen"]
+        for name in _PLAIN_ATTRIBUTES:
+            setattr(estimator, f"{name}_", described[name])
         estimator._rebuild_targets(described)
     except FileError:
         raise

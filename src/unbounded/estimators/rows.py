@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from unbounded.model import UDN
 
 Array = NDArray[Any]
 
@@ -12,19 +15,39 @@ Array = NDArray[Any]
 MIN_VALIDATION_ROWS = 8
 
 
-class Rows(NamedTuple):
-    """Rows of a table with what they count."""
+class WeightedRows(NamedTuple):
+    """Rows of a table and how often each counts."""
 
     x: Array  # (rows, feature)
     y: Array  # (rows,) classes 0 … C−1, or (rows, target) numbers
     weights: Array  # (rows,): how often each counts, positive
 
-    def take(self, index: Array) -> "Rows":
+    def take(self, index: Array) -> "WeightedRows":
         """Some of the rows."""
-        return Rows(self.x[index], self.y[index], self.weights[index])
+        return WeightedRows(self.x[index], self.y[index], self.weights[index])
 
 
-def merge(x: Array, y: Array, weights: Array) -> Rows:
+def check_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
+    """Weights of that many rows, `(rows,)`; 1 for each if none are given.
+
+    Raises:
+        ValueError: if they are of another shape, negative, not finite, or all zero.
+    """
+    if hasattr(sample_weight, "to_numpy"):
+        sample_weight = sample_weight.to_numpy()
+    weights = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
+    if weights.ndim == 0:
+        weights = np.full(rows, float(weights))
+    if weights.shape != (rows,):
+        raise ValueError(f"sample_weight must have shape ({rows},), got {weights.shape}")
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("sample_weight must be finite and at least 0")
+    if not (weights > 0).any():
+        raise ValueError("sample_weight is zero in every row: there is nothing to learn from")
+    return weights
+
+
+def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
     """Equal rows become one that counts as often as they did together; rows of weight 0 go.
 
     The result is in an order of its own. So a weight of 2 is the same as a row that is there
@@ -44,7 +67,7 @@ def merge(x: Array, y: Array, weights: Array) -> Rows:
     if first.size == 1:  # training wants two rows: the same twice, each for half
         first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
     # In C order whatever the order of the table was: sums over it are then the same.
-    return Rows(np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts)
+    return WeightedRows(np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts)
 
 
 def split(
@@ -84,8 +107,16 @@ class Scaling:
     scale: NDArray[np.float64]  # (column,), positive
 
     @classmethod
-    def of(cls, values: Array, weights: Array) -> "Scaling":
-        """To mean 0 and standard deviation 1; columns that do not vary are only centred."""
+    def of(cls, values: Array, weights: Array, standardize: bool = True) -> "Scaling":
+        """To mean 0 and standard deviation 1; columns that do not vary are only centred.
+
+        Args:
+            values: `(rows, column)`.
+            weights: how often each row counts, `(rows,)`.
+            standardize: False leaves everything as it is.
+        """
+        if not standardize:
+            return cls(np.zeros(values.shape[1]), np.ones(values.shape[1]))
         values = values.astype(np.float64)
         share = weights / weights.sum()
         largest = np.abs(values).max(0)
@@ -101,11 +132,6 @@ class Scaling:
         scale[scale < np.finfo(np.float64).tiny] = 1.0
         return cls(center * largest, scale)
 
-    @classmethod
-    def none(cls, columns: int) -> "Scaling":
-        """Leave everything as it is."""
-        return cls(np.zeros(columns), np.ones(columns))
-
     def apply(self, values: Array) -> NDArray[np.float64]:
         """Standardised values, `(…, column)`."""
         return (values - self.center) / self.scale
@@ -113,3 +139,25 @@ class Scaling:
     def undo(self, values: Array) -> NDArray[np.float64]:
         """Values in original units, `(…, column)`."""
         return values * self.scale + self.center
+
+
+@dataclass
+class Scalings:
+    """The scaling of inputs and targets; turns rows into tensors."""
+
+    inputs: Scaling
+    targets: Scaling | None  # none for classes
+
+    def x(self, x: Array, model: UDN) -> torch.Tensor:
+        """Inputs, `(rows, feature)`, in double precision or as integers."""
+        scaled = torch.from_numpy(np.ascontiguousarray(self.inputs.apply(x)))
+        return scaled.long() if model.layers.integer_inputs else scaled
+
+    def tensors(
+        self, rows: WeightedRows, model: UDN
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Inputs, targets and weights, as `unbounded.fit` takes them."""
+        y = rows.y if self.targets is None else self.targets.apply(rows.y)
+        # No weights where every row counts once: the common case is spared a product.
+        weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)
+        return self.x(rows.x, model), torch.from_numpy(np.ascontiguousarray(y)), weights

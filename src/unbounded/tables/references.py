@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded import metrics
-from unbounded.cli.scores import LEVELS, class_scores
+from unbounded.tables.predictions import ByDepth
+from unbounded.tables.scores import ScoreCollector
 
 NAMES = {"linear": "a linear model", "boosting": "gradient boosting"}
 MAX_ROWS = 200_000
@@ -42,9 +42,12 @@ def compare(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of convergence and of tiny classes
             if is_classes:
-                scores[name] = _classes(_classifier(name, seed), x, y, *test, num_classes)
+                found = _classes(_classifier(name, seed), x, y, test[0], num_classes)
             else:
-                scores[name] = _numbers(name, x, y, *test, seed)
+                found = _numbers(name, x, y, test[0], seed)
+        collector = ScoreCollector(is_classes)
+        collector.add(test[1], found)
+        scores[name] = collector.scores()
     return scores
 
 
@@ -64,16 +67,14 @@ def _regressor(name: str, seed: int) -> Any:
     return Ridge() if name == "linear" else HistGradientBoostingRegressor(random_state=seed)
 
 
-def _classes(
-    model: Any, x: Any, y: Any, x_test: Any, y_test: Any, num_classes: int
-) -> dict[str, float]:
+def _classes(model: Any, x: Any, y: Any, x_test: Any, num_classes: int) -> ByDepth:
     model.fit(x, y.astype(np.int64))
-    probs = np.zeros((len(y_test), num_classes))
-    probs[:, model.classes_] = model.predict_proba(x_test)
-    return class_scores(y_test, probs)
+    probs = np.zeros((1, len(x_test), num_classes))
+    probs[0][:, model.classes_] = model.predict_proba(x_test)
+    return ByDepth(np.ones(1), probs, None)
 
 
-def _numbers(name: str, x: Any, y: Any, x_test: Any, y_test: Any, seed: int) -> dict[str, float]:
+def _numbers(name: str, x: Any, y: Any, x_test: Any, seed: int) -> ByDepth:
     rows = np.random.default_rng(seed).permutation(len(y))
     kept, rest = rows[: max(1, len(y) // 5)], rows[max(1, len(y) // 5) :]
     center, scale = float(np.mean(y)), float(np.std(y)) or 1.0
@@ -81,13 +82,4 @@ def _numbers(name: str, x: Any, y: Any, x_test: Any, y_test: Any, seed: int) -> 
     errors = y[kept] - _regressor(name, seed).fit(x[rest], y[rest]).predict(x[kept])
     spread = max(float(np.sqrt(np.mean(errors**2))), 1e-6) * scale
     mean = _regressor(name, seed).fit(x, y).predict(x_test) * scale + center
-    gaussian = (np.ones(1), mean[None], np.full((1, len(y_test)), spread))
-    inside = np.abs(metrics.mixture_cdf(y_test, *gaussian) - 0.5)
-    return {
-        "rmse": metrics.rmse(y_test, mean),
-        "mae": metrics.mae(y_test, mean),
-        "r2": metrics.r2(y_test, mean),
-        "nll": metrics.mixture_nll(y_test, *gaussian),
-        "crps": metrics.mixture_crps(y_test, *gaussian),
-        **{f"coverage_{round(100 * p)}": float((inside <= p / 2).mean()) for p in LEVELS},
-    }
+    return ByDepth(np.ones(1), mean[None], np.full((1, len(mean)), spread))

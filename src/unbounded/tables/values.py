@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables.reading import _is_text, pandas
+from unbounded.tables.reading import _is_text, pandas
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -13,26 +13,10 @@ Bools = NDArray[np.bool_]
 ISO = "ISO8601"
 # Tried in this order; the first that reads every value of a column is kept. Where 3/4/2021
 # can be both, the day comes first.
-DATE_FORMATS = (
-    ISO,
-    *(
-        f"{day}{time}"
-        for day in (
-            "%d/%m/%Y",
-            "%m/%d/%Y",
-            "%Y/%m/%d",
-            "%d.%m.%Y",
-            "%d-%m-%Y",
-            "%m-%d-%Y",
-            "%d %b %Y",
-            "%d %B %Y",
-            "%b %d, %Y",
-            "%B %d, %Y",
-            "%d-%b-%Y",
-        )
-        for time in ("", " %H:%M", " %H:%M:%S")
-    ),
-)
+_DAYS = "%d/%m/%Y|%m/%d/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d %B %Y|%b %d, %Y"
+_DAYS += "|%B %d, %Y|%d-%b-%Y"
+_TIMES = ("", " %H:%M", " %H:%M:%S")
+DATE_FORMATS = (ISO, *(f"{day}{time}" for day in _DAYS.split("|") for time in _TIMES))
 
 YES = frozenset({"true", "yes", "t", "y", "on"})
 NO = frozenset({"false", "no", "f", "n", "off"})

@@ -3,14 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from unbounded.data.tables import values as read
-from unbounded.data.tables.reading import NO_VALUE, Table, TableError
+from unbounded.tables import values as read
+from unbounded.tables.reading import NO_VALUE, Table, TableError
+from unbounded.tables.text import is_number, shorten
 
 TRACKED = 20_000
 """How many different values of a column are counted; more are only known to be many."""
@@ -34,7 +35,7 @@ class Column:
         kind: "number", "category", "boolean", "date", "text" (only whether it is there counts)
             or "dropped".
         rows: how many rows were looked at.
-        missing: in how many of them nothing stands.
+        missing: how many of them have no value.
         distinct: how many different values there are; None if more than `TRACKED`.
         low: the smallest number, or date in seconds since 1970.
         high: the largest.
@@ -74,7 +75,7 @@ class Column:
 
 
 class Profile:
-    """Everything that is asked of a column, gathered chunk by chunk in bounded memory."""
+    """Facts about a column, gathered chunk by chunk in bounded memory."""
 
     def __init__(self, name: str):
         self.name = name
@@ -93,12 +94,12 @@ class Profile:
 
     @property
     def present(self) -> int:
-        """In how many rows something stands."""
+        """The number of rows that have a value."""
         return self.rows - self.missing
 
     @property
     def is_number(self) -> bool:
-        """Whether all that stands there are numbers."""
+        """Whether all values are numbers."""
         return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
 
     def update(self, series: Any, start: int) -> None:
@@ -213,13 +214,13 @@ class Profile:
         """An error if this is a column of numbers with some text in it."""
         if self.text is None or self.numbers == 0:
             return
-        names = 0 if self.levels is None else sum(_is_number(level) for level in self.levels)
+        names = 0 if self.levels is None else sum(is_number(level) for level in self.levels)
         enough = self.levels is None or names >= _NUMBERS_FROM
         if enough and self.numbers >= _NUMBER_SHARE * self.present:
             row, text = self.text
             raise TableError(
                 f"column {self.name!r} holds text among numbers, the first ({shorten(text)!r}) in "
-                f"row {row}: mend it, or say --missing {shorten(text)!r} or "
+                f"row {row}: correct it, or use --missing {shorten(text)!r} or "
                 f"--category {self.name!r}"
             )
 
@@ -255,35 +256,8 @@ def profile(
         for name in names:
             profiles[name].update(frame[name], start)
     if not any(p.rows for p in profiles.values()):
-        raise TableError(f"{table.path} has a header and no rows")
+        raise TableError(f"{table.label} has a header and no rows")
     return profiles
-
-
-def closest(name: str, names: Iterable[str]) -> str:
-    """ "did you mean …?" where a name is near, else the names that there are."""
-    import difflib
-
-    names = list(names)
-    lower = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
-    if near:
-        return "did you mean " + " or ".join(repr(lower[n]) for n in near) + "?"
-    shown = ", ".join(repr(n) for n in names[:10])
-    return f"there are {shown}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def shorten(text: str, size: int = 40) -> str:
-    """One line of at most `size` characters."""
-    text = " ".join(str(text).split())
-    return text if len(text) <= size else text[: size - 1] + "…"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _day(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Tables from files, a chunk at a time: CSV, TSV and Parquet, each plain or gzipped."""
+"""Tables, a chunk at a time: CSV, TSV and Parquet files, plain or gzipped, and frames."""
 
 import codecs
 import csv
@@ -9,9 +9,11 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from unbounded.tables.text import closest, is_number, shorten
 
 # What stands for "nothing is known" in a text file; a user may add to these.
 MISSING = (
@@ -50,51 +52,79 @@ def pandas() -> Any:
 
 
 class Table:
-    """A file with named columns. Opening it reads the header alone.
+    """Rows with named columns, from a file or a frame. Opening a file reads its header alone.
 
     Args:
-        path: CSV, TSV or Parquet, plain or gzipped. What it is follows from its content; of the
-            name, only the endings .tsv and .tab say something (tabs).
+        source: the path of a CSV, TSV or Parquet file, plain or gzipped, or a pandas or polars
+            frame. What a file is follows from its content; of its name, only the endings .tsv
+            and .tab count (tabs).
         delimiter: between the fields; by default the one that the header uses most.
         encoding: of the text; UTF-8 (or UTF-16 with its mark) by default.
         missing: texts that stand for a missing value, besides `MISSING`.
 
     Raises:
-        TableError: if the file is empty or no table, or if two columns have one name.
+        TableError: if the source is empty or no table, or if two columns have one name.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        source: Any,
         *,
         delimiter: str | None = None,
         encoding: str | None = None,
         missing: Sequence[str] = (),
     ):
         pandas()
-        self.path = Path(path)
         if delimiter is not None and len(delimiter) != 1:
             raise TableError(f"a delimiter is a single character, got {delimiter!r}")
+        self.missing = tuple(dict.fromkeys((*MISSING, *missing)))
+        self.num_rows: int | None = None
+        """How many rows there are, where the source says so."""
+        self.delimiter = ","
+        self.encoding = "utf-8-sig"
+        self.is_parquet = self.is_gzip = False
+        self._arrow: Any = None  # the frame's rows
+        if isinstance(source, str | Path):
+            self.path = Path(source)
+            self.label, self.name = str(self.path), self.path.name
+            self.names = self._open_file(delimiter, encoding)
+        else:
+            self.label, self.name = "the frame", "a frame"
+            self._arrow = _frame_to_arrow(source)
+            self.num_rows = self._arrow.num_rows
+            self.names = list(self._arrow.column_names)
+        _check_names(self.label, self.names)
+
+    def _open_file(self, delimiter: str | None, encoding: str | None) -> list[str]:
+        """Find out what the file is; returns the names of its columns."""
         if not self.path.exists():
             raise TableError(f"there is no file {self.path}")
         if self.path.is_dir():
             raise TableError(f"{self.path} is a folder, a table was expected")
-        self.missing = tuple(dict.fromkeys((*MISSING, *missing)))
-        with self._open() as (file, self.is_gzip):
-            sample = self._read(file, _SAMPLE)
+        with self._open() as (file, self.is_gzip), _damaged(self.path):
+            sample = file.read(_SAMPLE)
         self.is_parquet = sample[:4] == b"PAR1"
-        self.num_rows: int | None = None
-        """How many rows there are, where the file says so."""
-        self.delimiter = ","
-        self.encoding = "utf-8-sig"
         if self.is_parquet:
-            self.names = self._parquet_names()
-        else:
-            self.encoding = _encoding(self.path, sample, encoding)
-            text = _decode(self.path, sample, self.encoding)
-            self.delimiter = delimiter or _delimiter(self.path, text)
-            self.names = _header(self.path, text, self.delimiter)
-        _check_names(self.path, self.names)
+            return self._parquet_names()
+        self.encoding = _encoding(self.path, sample, encoding)
+        text = _decode(self.path, sample, self.encoding)
+        self.delimiter = delimiter or _delimiter(self.path, text)
+        return _header(self.path, text, self.delimiter)
+
+    def check_names(self, names: Sequence[str], option: str = "") -> None:
+        """An error if there is no column of one of these names.
+
+        Args:
+            names: of columns.
+            option: what the message starts with, such as the argument that gave the names.
+
+        Raises:
+            TableError: with the names that were perhaps meant.
+        """
+        for name in names:
+            if name not in self.names:
+                hint = closest(name, self.names)
+                raise TableError(f"{option}{self.label} has no column {name!r}: {hint}")
 
     def chunks(
         self,
@@ -113,12 +143,16 @@ class Table:
         names = list(self.names if columns is None else columns)
         rows = rows or min(max(_CELLS // max(len(self.names), 1), 500), 1 << 16)
         start = 0
-        frames = self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(rows)
-        for frame in frames:
+        for frame in self._frames(names, rows):
             yield Chunk(start, self._clean(frame[names]))
             start += len(frame)
             if progress is not None:
                 progress(len(frame))
+
+    def _frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+        if self._arrow is not None:
+            return map(_from_arrow, self._arrow.select(names).to_batches(max_chunksize=rows))
+        return self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(rows)
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
@@ -160,14 +194,9 @@ class Table:
                     yield frame
 
     def _parquet_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
-        import pyarrow
-
-        with self._parquet() as file:
-            try:
-                for batch in file.iter_batches(batch_size=rows, columns=list(names)):
-                    yield _from_arrow(batch)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
+        with self._parquet() as file, _damaged(self.path):
+            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
+                yield _from_arrow(batch)
 
     def _parquet_names(self) -> list[str]:
         with self._parquet() as file:
@@ -176,27 +205,17 @@ class Table:
 
     @contextmanager
     def _parquet(self) -> Iterator[Any]:
-        import pyarrow
         from pyarrow import parquet
 
-        with self._open() as (file, is_gzip):
-            if is_gzip:  # Parquet is read from its end: unpack it onto the disk first
-                unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-                try:
+        with ExitStack() as stack:
+            file, is_gzip = stack.enter_context(self._open())
+            with _damaged(self.path):
+                if is_gzip:  # Parquet is read from its end: unpack it onto the disk first
+                    unpacked = stack.enter_context(tempfile.TemporaryFile())
                     shutil.copyfileobj(file, unpacked)
-                except (OSError, EOFError) as error:
-                    raise TableError(f"{self.path} is damaged: {_line(error)}") from None
-                file = unpacked
-            try:
-                opened = parquet.ParquetFile(file)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise TableError(f"{self.path} is damaged: {_line(error)}") from None
-            try:
-                yield opened
-            finally:
-                opened.close()
-                if is_gzip:
-                    unpacked.close()
+                    file = unpacked
+                opened = stack.enter_context(parquet.ParquetFile(file))
+            yield opened
 
     @contextmanager
     def _open(self) -> Iterator[tuple[IO[bytes], bool]]:
@@ -210,12 +229,6 @@ class Table:
             with gzip.GzipFile(fileobj=raw) as file:
                 # A wrapper that pandas can close without closing the GzipFile under our feet.
                 yield io.BufferedReader(file), True
-
-    def _read(self, file: IO[bytes], size: int) -> bytes:
-        try:
-            return file.read(size)
-        except (OSError, EOFError) as error:
-            raise TableError(f"{self.path} is damaged: {_line(error)}") from None
 
 
 def _encoding(path: Path, sample: bytes, given: str | None) -> str:
@@ -245,10 +258,10 @@ def _decode(path: Path, sample: bytes, encoding: str) -> str:
     start = text.lstrip()
     if not start:
         raise TableError(f"{path} is empty")
-    if start[0] == "<":
-        raise TableError(f"{path} is no table but HTML or XML: it starts with {_quote(start)}")
-    if _is_json(start):
-        raise TableError(f"{path} is no table but JSON: it starts with {_quote(start)}")
+    for kind, fits in (("HTML or XML", start[0] == "<"), ("JSON", _is_json(start))):
+        if fits:
+            quoted = shorten(start.splitlines()[0], 30)
+            raise TableError(f"{path} is no table but {kind}: it starts with {quoted!r}")
     return text
 
 
@@ -283,22 +296,46 @@ def _header(path: Path, text: str, delimiter: str) -> list[str]:
     except (csv.Error, StopIteration) as error:
         raise TableError(f"{path} is no table: {_line(error)}") from None
     names = [field.strip() for field in fields]
-    if all(_is_number(name) for name in names) and not all(name.isdigit() for name in names):
+    if all(is_number(name) for name in names) and not all(name.isdigit() for name in names):
         raise TableError(
-            f"the first line of {path} holds numbers ({_quote(delimiter.join(names))}): "
+            f"the first line of {path} holds numbers ({shorten(delimiter.join(names), 30)!r}): "
             "names of the columns are needed there"
         )
     return [name or f"(column {index})" for index, name in enumerate(names, 1)]
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
+def _check_names(label: str, names: Sequence[str]) -> None:
     if not names:
-        raise TableError(f"{path} has no columns")
+        raise TableError(f"{label} has no columns")
     seen: set[str] = set()
     twice = list(dict.fromkeys(name for name in names if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
     if twice:
         shown = ", ".join(repr(name) for name in twice[:5])
-        raise TableError(f"{path} has several columns of one name: {shown}")
+        raise TableError(f"{label} has several columns of one name: {shown}")
+
+
+def _frame_to_arrow(frame: Any) -> Any:
+    """The rows of a pandas or polars frame as an Arrow table; mixed values become texts."""
+    import pyarrow
+
+    pd = pandas()
+    if hasattr(frame, "to_arrow"):  # polars
+        return frame.to_arrow()
+    if not isinstance(frame, pd.DataFrame):
+        raise TableError(
+            "a table is a path or a pandas or polars frame, "
+            f"got a value of type {type(frame).__name__}"
+        )
+    columns = []
+    for place in range(frame.shape[1]):
+        series = frame.iloc[:, place]
+        try:
+            columns.append(pyarrow.Array.from_pandas(series))
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # mixed values
+            texts = series.map(str, na_action="ignore")
+            columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
+    names = [str(name).strip() for name in frame.columns]
+    return pyarrow.Table.from_arrays(columns, names=names)
 
 
 def _from_arrow(batch: Any) -> Any:
@@ -307,6 +344,7 @@ def _from_arrow(batch: Any) -> Any:
     from pyarrow import compute, types
 
     pd = pandas()
+    texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if types.is_dictionary(column.type):
@@ -322,7 +360,7 @@ def _from_arrow(batch: Any) -> Any:
             series = ticks.cast(pyarrow.float64(), safe=False).to_pandas()
         elif types.is_timestamp(kind) or types.is_date(kind):
             series = column.cast(pyarrow.timestamp("us"), safe=False).to_pandas()
-        elif types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind):
+        elif kind in texts or types.is_null(kind):
             series = column.cast(pyarrow.string()).to_pandas().astype(str_dtype())
         else:  # nested or binary: there, or missing
             there = compute.if_else(compute.is_valid(column), NO_VALUE, None)
@@ -338,11 +376,22 @@ def str_dtype() -> Any:
 
 
 @contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """What goes wrong in a file that is cut short or scrambled, as an error of ours."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, EOFError) as error:
+        raise TableError(f"{path} is damaged: {_line(error)}") from None
+
+
+@contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     """What goes wrong in a parser of text, as one line of ours."""
     pd = pandas()
     try:
-        with warnings.catch_warnings():
+        with _damaged(path), warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             yield
     except pd.errors.ParserWarning:
@@ -354,8 +403,6 @@ def _one_line(path: Path) -> Iterator[None]:
         raise TableError(f"{path} is no table: {reason[:1].lower()}{reason[1:]}") from None
     except UnicodeDecodeError as error:
         raise TableError(_not_text(path, error.encoding, error)) from None
-    except (OSError, EOFError) as error:
-        raise TableError(f"{path} is damaged: {_line(error)}") from None
 
 
 def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
@@ -368,19 +415,6 @@ def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
 def _is_text(series: Any) -> bool:
     pd = pandas()
     return bool(pd.api.types.is_string_dtype(series.dtype))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _quote(text: str, size: int = 30) -> str:
-    line = text.splitlines()[0]
-    return repr(line if len(line) <= size else line[: size - 1] + "…")
 
 
 def _line(error: BaseException) -> str:

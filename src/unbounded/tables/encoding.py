@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables import values as read
-from unbounded.data.tables.columns import Column, closest, shorten
-from unbounded.data.tables.encoders import (
+from unbounded.tables import values as read
+from unbounded.tables.columns import Column
+from unbounded.tables.encoders import (
     BooleanEncoder,
     CategoryEncoder,
     Coded,
@@ -20,9 +20,10 @@ from unbounded.data.tables.encoders import (
     Response,
     encoder_from_dict,
 )
-from unbounded.data.tables.reading import Table, TableError, pandas
-from unbounded.data.tables.target import Target
-from unbounded.data.tables.values import Floats
+from unbounded.tables.reading import Table, TableError, pandas
+from unbounded.tables.target import Target
+from unbounded.tables.text import closest, shorten
+from unbounded.tables.values import Floats
 
 Matrix = NDArray[np.float32]
 Values = Floats | Coded
@@ -185,6 +186,10 @@ class Encoding:
             start += width
         return slices
 
+    def use_of(self, column: Column) -> str:
+        """What the model sees of a column, or why it sees nothing: a line of a listing."""
+        return self.encoders[column.name].uses() if column.is_used else f"– {column.why}"
+
     def transform(self, values: Callable[[Column], Values]) -> Matrix:
         """The matrix `(rows, features)` from the values of each used column."""
         return np.concatenate(
@@ -196,7 +201,7 @@ class Encoding:
         return self.transform(lambda column: parse(column, frame[column.name], start))
 
     def check_names(self, table: Table) -> None:
-        """An error that names the columns that a table lacks; order and extra ones do not matter.
+        """An error if a table lacks columns; their order and extra columns do not matter.
 
         Raises:
             TableError: if a column is missing.
@@ -209,7 +214,7 @@ class Encoding:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         hint = f"; {closest(missing[0], extra)}" if len(missing) == 1 and extra else ""
         what = "the column" if len(missing) == 1 else f"{len(missing)} columns"
-        raise TableError(f"{table.path} lacks {what} {shown}{more}{hint}")
+        raise TableError(f"{table.label} lacks {what} {shown}{more}{hint}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,14 +1,14 @@
-"""The pages that `fit`, `report` and `evaluate` write."""
+"""The HTML pages about a model and about its scores on a table."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from unbounded.cli.common import several
-from unbounded.cli.model_file import TableModel
-from unbounded.cli.references import NAMES
-from unbounded.cli.scores import score_rows
 from unbounded.report import page, sections, svg
 from unbounded.report.page import Section
+from unbounded.tables.model import TableModel
+from unbounded.tables.references import NAMES
+from unbounded.tables.scores import score_rows
+from unbounded.tables.text import count_of
 
 _BARS = 25  # columns whose importance is drawn
 _TABLE_COLUMNS = 200
@@ -22,8 +22,8 @@ def model_page(
 
     Args:
         model: the model.
-        found: what `Scorer.summary` says of some rows, with "importance"; by default what `fit`
-            saw on the rows that it held out, if there were any.
+        found: what `TableModel.summarize` says of some rows, with "importance"; by default what
+            `fit` saw on the rows that it held out, if there were any.
         table: the name of the file that these rows are from.
     """
     estimator, info = model.estimator, model.info
@@ -49,7 +49,7 @@ def model_page(
         parts.append(sections.elbo_terms(history))
     parts.append(_columns(model))
     return page.render(
-        f"{model.target.name}, predicted from {several(len(model.encoding.used), 'column')}",
+        f"{model.target.name}, predicted from {count_of(len(model.encoding.used), 'column')}",
         _subtitle(model),
         _facts(model, found),
         parts,
@@ -61,7 +61,7 @@ def evaluation_page(model: TableModel, found: dict[str, Any], table: str) -> str
     where = f"of {table}"
     return page.render(
         f"{model.target.name} on {table}",
-        f"How a network of inferred depth does on {several(found['rows'], 'row')} {where}.",
+        f"How a network of inferred depth does on {count_of(found['rows'], 'row')} {where}.",
         _facts(model, found),
         [
             _scores(model, found, {}, where),
@@ -75,11 +75,8 @@ def evaluation_page(model: TableModel, found: dict[str, Any], table: str) -> str
 
 def _subtitle(model: TableModel) -> str:
     info, target = model.info, model.target
-    what = (
-        f"one of {len(target.classes)} classes"
-        if target.is_classes
-        else "a number, with its uncertainty,"
-    )
+    classes = f"one of {len(target.classes)} classes"
+    what = classes if target.is_classes else "a number, with its uncertainty,"
     return (
         f"A network learnt {what} from {info.get('rows', 0):,} rows of "
         f"{info.get('table', 'a table')}. Nobody chose its depth: a posterior q(ℓ) over the number "
@@ -115,14 +112,14 @@ def _scores(
     (_, *headings), *body = score_rows(rows, model.target.is_classes)
     if model.target.is_classes:
         text = (
-            f"On {several(found['rows'], 'row')} {where}. Log score: "
+            f"On {count_of(found['rows'], 'row')} {where}. Log score: "
             "mean log probability of the class that came, higher is better. Brier score, expected "
             "calibration error (ECE) and area under the risk–coverage curve (AURC): lower is "
             "better."
         )
     else:
         text = (
-            f"On {several(found['rows'], 'row')} {where}. RMSE, MAE and "
+            f"On {count_of(found['rows'], 'row')} {where}. RMSE, MAE and "
             "CRPS are in the units of the target, NLL is in nats; lower is better, and higher for "
             "R². The last three: how many targets the central intervals held."
         )
@@ -177,11 +174,7 @@ def _uncertainty(found: dict[str, Any]) -> Section:
     place = [100 * (i + 0.5) / count for i in range(count)]
     units = "entropy, nats" if classes else "standard deviation"
     figure = svg.line_chart(
-        {
-            "total": (place, split["total"]),
-            "noise": (place, split["noise"]),
-            "depth": (place, split["depth"]),
-        },
+        {name: (place, split[name]) for name in ("total", "noise", "depth")},
         title="Uncertainty of each row",
         x_label="rows from sure to unsure, %",
         y_label=units,
@@ -234,23 +227,19 @@ def _confusion(model: TableModel, found: dict[str, Any]) -> Section:
     classes = model.target.classes
     matrix = found["confusion"]
     if len(classes) > _MATRIX:
-        pairs = sorted(
-            (
-                (count, classes[i], classes[j])
-                for i, row in enumerate(matrix)
-                for j, count in enumerate(row)
-                if i != j and count
-            ),
-            reverse=True,
-        )[:20]
-        body: list[list[object]] = [[true, taken, count] for count, true, taken in pairs]
+        pairs = [
+            (count, true, taken)
+            for true, row in zip(classes, matrix, strict=True)
+            for taken, count in zip(classes, row, strict=True)
+            if taken != true and count
+        ]
+        body: list[list[object]] = [[t, p, n] for n, t, p in sorted(pairs, reverse=True)[:20]]
         figure = page.table(["true", "taken for", "rows"], body, names=2)
         return Section("What is taken for what?", "The most frequent confusions.", [figure])
     body = [[name, *row] for name, row in zip(classes, matrix, strict=True)]
     figure = page.table(["true \\ predicted", *classes], body)
-    return Section(
-        "What is taken for what?", "Rows of each class by what they were taken for.", [figure]
-    )
+    text = "Rows of each class by what they were taken for."
+    return Section("What is taken for what?", text, [figure])
 
 
 def _predicted(found: dict[str, Any]) -> Section:

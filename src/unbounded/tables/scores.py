@@ -1,39 +1,29 @@
-"""What a model is worth on rows with a known target, gathered chunk by chunk, as plain data."""
+"""Scores of a model on rows with a known target, gathered chunk by chunk, as plain data."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unbounded import metrics
-from unbounded.cli.model_file import ByDepth, Floats, TableModel
+from unbounded.tables.predictions import ByDepth, Floats
+
+if TYPE_CHECKING:
+    from unbounded.tables.model import TableModel
 
 LEVELS = (0.5, 0.9, 0.95)
-# name in the document → (heading, digits behind the point, whether lower is better)
-CLASS_SCORES = {
-    "accuracy": ("accuracy", 4, False),
-    "log_score": ("log score", 4, False),
-    "brier": ("Brier", 4, True),
-    "ece": ("ECE", 4, True),
-    "aurc": ("AURC", 4, True),
-}
-NUMBER_SCORES = {
-    "rmse": ("RMSE", 4, True),
-    "mae": ("MAE", 4, True),
-    "r2": ("R²", 4, False),
-    "nll": ("NLL", 4, True),
-    "crps": ("CRPS", 4, True),
-    "coverage_50": ("in 50 %", 3, False),
-    "coverage_90": ("in 90 %", 3, False),
-    "coverage_95": ("in 95 %", 3, False),
-}
+# name in the document → heading
+CLASS_SCORES = {"accuracy": "accuracy", "log_score": "log score", "brier": "Brier"}
+CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC"}
+NUMBER_SCORES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "crps": "CRPS"}
+NUMBER_SCORES |= {f"coverage_{100 * p:.0f}": f"in {100 * p:.0f} %" for p in LEVELS}
 _CURVE = tuple(level / 20 for level in range(1, 20))
 _DRAWN = 400  # rows of which the page shows each
 _IMPORTANCE_ROWS, _IMPORTANCE_CELLS = 1000, 400_000
 
 
-class Scorer:
-    """Takes in chunks of predictions with their targets; then tells what they are worth."""
+class ScoreCollector:
+    """Takes in predictions with their targets, chunk by chunk; then gives scores of them all."""
 
     def __init__(self, is_classes: bool):
         self.is_classes = is_classes
@@ -74,7 +64,13 @@ class Scorer:
         """Every score of `CLASS_SCORES` or `NUMBER_SCORES`."""
         y, mixture = self._all("y"), self._all("mixture")
         if self.is_classes:
-            return class_scores(y, mixture)
+            return {
+                "accuracy": metrics.accuracy(y, mixture),
+                "log_score": metrics.log_score(y, mixture),
+                "brier": metrics.brier(y, mixture),
+                "ece": metrics.ece(y, mixture),
+                "aurc": metrics.aurc(y, mixture),
+            }
         pit = self._all("pit")
         inside = np.abs(pit - 0.5)
         return {
@@ -87,19 +83,16 @@ class Scorer:
             **{f"coverage_{round(100 * p)}": float((inside <= p / 2).mean()) for p in LEVELS},
         }
 
-    def summary(self, model: TableModel) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Scores and what the figures of a page are drawn from: plain data of a few kilobytes."""
         y, mixture = self._all("y"), self._all("mixture")
         total, noise, depth = (self._all(name) for name in ("total", "noise", "depth"))
         rows = np.random.default_rng(0).permutation(len(y))[:_DRAWN]
         rows = rows[np.argsort(total[rows], kind="stable")]
-        scores = self.scores()
         sums = np.sum([part for part, _ in self._by_depth], 0) / len(y)
         found: dict[str, Any] = {
-            "task": model.target.task,
             "rows": len(y),
-            "scores": scores,
-            "depths": model.estimator.depths_.tolist(),
+            "scores": self.scores(),
             "depth_probs": self._depth_probs.tolist(),
             "by_depth": (sums if self.is_classes else np.sqrt(sums)).tolist(),
             "uncertainty": {
@@ -133,26 +126,11 @@ class Scorer:
         return found
 
     def _all(self, name: str) -> Floats:
-        parts = [part[name] for part in self._parts]
-        if len(parts) > 1:
-            whole = np.concatenate(parts)
-            return whole
-        return parts[0]
+        return np.concatenate([part[name] for part in self._parts])
 
 
-def class_scores(y: NDArray[Any], probs: Floats) -> dict[str, float]:
-    """The scores of class probabilities `(rows, class)`."""
-    return {
-        "accuracy": metrics.accuracy(y, probs),
-        "log_score": metrics.log_score(y, probs),
-        "brier": metrics.brier(y, probs),
-        "ece": metrics.ece(y, probs),
-        "aurc": metrics.aurc(y, probs),
-    }
-
-
-def importance(
-    model: TableModel, x: NDArray[Any], y: Floats, seed: int = 0
+def importance_of_columns(
+    model: "TableModel", x: NDArray[Any], y: Floats, seed: int = 0
 ) -> list[dict[str, Any]]:
     """What the score loses when a column's values are shuffled among the rows, largest first.
 
@@ -193,7 +171,7 @@ def importance(
 def score_rows(scores: dict[str, dict[str, float]], is_classes: bool) -> list[list[str]]:
     """A heading and a row for each model, as text."""
     names = CLASS_SCORES if is_classes else NUMBER_SCORES
-    rows = [["", *(heading for heading, _, _ in names.values())]]
+    rows = [["", *names.values()]]
     for model, values in scores.items():
         rows.append([model, *(_score(name, values.get(name)) for name in names)])
     return rows
@@ -202,9 +180,9 @@ def score_rows(scores: dict[str, dict[str, float]], is_classes: bool) -> list[li
 def _score(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    _, digits, _ = (CLASS_SCORES | NUMBER_SCORES)[name]
     if name in ("rmse", "mae", "crps"):  # in the units of the target, of any size
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    digits = 3 if name.startswith("coverage") else 4
     return f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.4g}"
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables.values import Floats
+from unbounded.tables.values import Floats
 
 Codes = NDArray[np.int32]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.tables import values as read
-from unbounded.data.tables.columns import Profile, shorten
-from unbounded.data.tables.reading import TableError
-from unbounded.data.tables.values import Floats
+from unbounded.tables import values as read
+from unbounded.tables.columns import Profile
+from unbounded.tables.reading import TableError
+from unbounded.tables.text import shorten
+from unbounded.tables.values import Floats
 
 TASKS = ("classification", "regression")
 MAX_CLASSES = 200
@@ -98,7 +99,7 @@ class Target:
 
 
 def infer_target(profile: Profile, task: str | None = None) -> Target:
-    """The target that a column makes, by `RULE` unless the task is said.
+    """What there is to predict in a column: classes or numbers, by `RULE` unless `task` says.
 
     Raises:
         TableError: if nothing can be learnt from the column, or it does not fit the task.

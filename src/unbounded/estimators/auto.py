@@ -1,0 +1,41 @@
+"""What "auto" means: how many epochs and rows a step, and how the rate falls."""
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+STEPS = 3000
+"""Training steps that small and mid-size tables get at most."""
+MIN_EPOCHS, MAX_EPOCHS = 20, 200
+PATIENCE = 5
+"""Training stops after a fifth of its epochs without a better validation score."""
+
+
+def choose_epochs(epochs: int | str, batch_size: int | str, rows: int) -> int:
+    """As given, or as many as make `STEPS` steps, within bounds."""
+    if not isinstance(epochs, str):
+        return epochs
+    steps = -(-rows // choose_batch_size(batch_size, rows))
+    return min(max(-(-STEPS // steps), MIN_EPOCHS), MAX_EPOCHS)
+
+
+def choose_batch_size(batch_size: int | str, rows: int) -> int:
+    """As given, or a power of two near √rows, from 32 to 1024; no more than there are rows."""
+    if isinstance(batch_size, str):
+        batch_size = int(np.clip(2 ** round(np.log2(max(rows, 1)) / 2), 32, 1024))
+    return min(batch_size, rows)
+
+
+def choose_patience(patience: int | str | None, epochs: int) -> int | None:
+    """As given, or a fifth of the epochs."""
+    return max(1, epochs // PATIENCE) if isinstance(patience, str) else patience
+
+
+def annealing(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
+    """`annealing_factor` as a scheduler."""
+    return LambdaLR(optimizer, lambda epoch: annealing_factor(epoch, epochs))
+
+
+def annealing_factor(epoch: int, epochs: int) -> float:
+    """The full rate for the first half of the epochs, then down to nothing in a line."""
+    return min(1.0, 2 * (1 - epoch / epochs))

@@ -1,0 +1,76 @@
+"""What every depth predicts for some rows, and the columns that users see of it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbounded import metrics
+
+Floats = NDArray[np.float64]
+
+
+class ByDepth(NamedTuple):
+    """What every depth predicts for some rows.
+
+    For classes `values` are probabilities, `(depth, rows, class)`, and `scales` is None; for
+    numbers they are means and standard deviations of the noise, both `(depth, rows)`.
+    """
+
+    depth_probs: Floats  # (depth,)
+    values: Floats
+    scales: Floats | None
+
+    @property
+    def mixture(self) -> Floats:
+        """The mixture's class probabilities, `(rows, class)`, or means, `(rows,)`."""
+        return np.tensordot(self.depth_probs, self.values, 1)
+
+    def noise(self) -> Floats:
+        """The uncertainty that every depth sees, `(rows,)`: mean entropy in nats, or sd."""
+        if self.scales is None:
+            return self.depth_probs @ _entropy(self.values)
+        return np.sqrt(self.depth_probs @ self.scales**2)
+
+    def disagreement(self) -> Floats:
+        """How far the depths disagree, `(rows,)`: mutual information, or standard deviation."""
+        if self.scales is None:
+            return np.maximum(_entropy(self.mixture) - self.noise(), 0.0)
+        return np.sqrt(self.depth_probs @ (self.values - self.mixture) ** 2)
+
+    def total(self) -> Floats:
+        """Both together, `(rows,)`: entropy of the mixture, or its standard deviation."""
+        if self.scales is None:
+            return _entropy(self.mixture)
+        return np.hypot(self.noise(), self.disagreement())
+
+    def columns(self, classes: list[str], interval: float, parts: bool) -> dict[str, Any]:
+        """The columns of a table of predictions.
+
+        Args:
+            classes: their names; none for numbers.
+            interval: the probability of the central interval of a number.
+            parts: also give noise and disagreement.
+        """
+        columns: dict[str, Any] = {}
+        if self.scales is None:
+            probs = self.mixture
+            columns["prediction"] = np.array(classes, dtype=object)[probs.argmax(1)]
+            columns |= {f"p_{name}": probs[:, i] for i, name in enumerate(classes)}
+        else:
+            columns["mean"] = self.mixture
+            columns["sd"] = self.total()
+            tails = [(1 - interval) / 2, (1 + interval) / 2]
+            columns["lower"], columns["upper"] = metrics.mixture_quantile(
+                tails, self.depth_probs, self.values, self.scales
+            )
+        if parts:
+            units = "entropy" if self.scales is None else "sd"
+            columns |= {f"noise_{units}": self.noise(), f"depth_{units}": self.disagreement()}
+        return columns
+
+
+def _entropy(probs: Floats) -> Floats:
+    """−Σ_c p log p in nats: `(…, class)` → `(…)`."""
+    safe = np.where(probs > 0, probs, 1.0)
+    return np.asarray(-(probs * np.log(safe)).sum(-1))

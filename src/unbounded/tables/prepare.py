@@ -1,0 +1,128 @@
+"""From a table to rows to learn from: columns understood, rows split, both shares encoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbounded.tables.columns import profile
+from unbounded.tables.encoding import Encoding, Matrix, Store
+from unbounded.tables.reading import MISSING, Table, TableError
+from unbounded.tables.target import TASKS, Target, infer_target
+from unbounded.tables.text import count_of, progress_bar
+from unbounded.tables.values import Floats
+
+MIN_ROWS = 10
+"""A table with fewer targets than this is refused."""
+
+
+class Examples(NamedTuple):
+    """Encoded rows with their targets."""
+
+    x: Matrix  # (rows, features)
+    y: Floats  # (rows,): class numbers from 0, or numbers
+
+
+@dataclass(frozen=True)
+class PreparedTable:
+    """A table as a network learns from it.
+
+    Attributes:
+        table: where the rows are from.
+        target: the column to predict.
+        encoding: how the other columns become numbers, learnt from the training rows.
+        y: the targets of all rows that have one, `(rows,)`.
+        train: the rows to learn from.
+        held_out: the rows to score on; there may be none.
+    """
+
+    table: Table
+    target: Target
+    encoding: Encoding
+    y: Floats
+    train: Examples
+    held_out: Examples
+
+
+def prepare(
+    table: Table,
+    target: str,
+    *,
+    held_out: float = 0.2,
+    max_rows: int | None = None,
+    seed: int = 0,
+    task: str | None = None,
+    drop: Sequence[str] = (),
+    category: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    progress: bool = False,
+) -> PreparedTable:
+    """Understand, split and encode a table, in two passes over it; see `TableModel.fit`.
+
+    Raises:
+        TableError: if nothing can be learnt from the table.
+        ValueError: if an argument is out of its range.
+    """
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out must be in [0, 1), got {held_out}")
+    if max_rows is not None and max_rows < 1:
+        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    if task not in (None, *TASKS):
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, or None, got {task!r}")
+    table.check_names([target])
+    lists = {"drop": drop, "category": category, "keep": keep}
+    for name, given in lists.items():
+        lists[name] = [given] if isinstance(given, str) else given
+        table.check_names(lists[name], f"{name}: ")
+    if target in lists["drop"]:
+        raise TableError(f"drop names the target, {target!r}")
+    names = [name for name in table.names if name not in lists["drop"]]
+    with progress_bar(progress, "reading", table.num_rows) as count:
+        profiles = profile(table, names, count)
+    target_profile = profiles.pop(target)
+    found = infer_target(target_profile, task)
+    if target_profile.present < MIN_ROWS:
+        raise TableError(
+            f"{table.label} has {count_of(target_profile.present, 'row')} with a target, "
+            f"at least {MIN_ROWS} are needed"
+        )
+    if not profiles:
+        raise TableError(f"{table.label} has no column besides the target")
+    columns = [
+        p.column(category=name in lists["category"], keep=name in lists["keep"])
+        for name, p in profiles.items()
+    ]
+    with progress_bar(progress, "encoding", target_profile.rows) as count:
+        store = Store.of(table, columns, found, count)
+    train, test = _split(store.y, found, held_out, max_rows, seed)
+    missing = [text for text in table.missing if text not in MISSING]
+    encoding, x = Encoding.fit(store, columns, train, missing, seed)
+    x_test = encoding.transform(lambda column: store.values(column, test))
+    y = store.y
+    return PreparedTable(
+        table, found, encoding, y, Examples(x, y[train]), Examples(x_test, y[test])
+    )
+
+
+def _split(
+    y: Floats, target: Target, share: float, max_rows: int | None, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of training and held-out rows at random; every class keeps a row to learn from."""
+    order = np.random.default_rng(seed).permutation(len(y))
+    if target.is_classes:
+        # In each class the same share: rows are ranked within their class, then cut by rank.
+        codes = y[order].astype(np.int64)
+        sizes = np.bincount(codes, minlength=len(target.classes))
+        by_class = np.argsort(codes, kind="stable")
+        rank = np.empty(len(order))
+        starts = np.cumsum(sizes) - sizes
+        rank[by_class] = (np.arange(len(order)) - np.repeat(starts, sizes)) / np.repeat(
+            np.maximum(sizes, 1), sizes
+        )
+        order = order[np.argsort(rank, kind="stable")]
+    order = order[: max_rows or len(order)]
+    cut = len(order) - round(share * len(order))
+    # The first rows have one of every class.
+    return np.sort(order[:cut]), np.sort(order[cut:])

@@ -1,0 +1,71 @@
+"""Small helpers for messages, progress bars and JSON."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Advice after a wrong name: "did you mean …?" if one is near, else the names there are."""
+    import difflib
+
+    names = list(names)
+    lower = {n.lower(): n for n in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(repr(lower[n]) for n in near) + "?"
+    shown = ", ".join(repr(n) for n in names[:10])
+    return f"there are {shown}" + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def shorten(text: object, size: int = 40) -> str:
+    """The text on one line of at most `size` characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= size else line[: size - 1] + "…"
+
+
+def count_of(count: int, noun: str) -> str:
+    """A count with its noun: "1 row", "1,234 rows"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
+def is_number(text: str) -> bool:
+    """Whether Python reads the text as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def to_json(value: Any) -> Any:
+    """The value as JSON can hold it: no NumPy, and null for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if hasattr(value, "tolist"):  # NumPy
+        return to_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+@contextmanager
+def progress_bar(
+    show: bool, what: str, total: int | None = None
+) -> Iterator[Callable[[int], None] | None]:
+    """A function that counts rows, drawn as a bar on standard error; None if not to be shown."""
+    if not show:
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        total=total, desc=what, unit=" rows", unit_scale=True, leave=False, file=sys.stderr
+    ) as bar:
+        yield bar.update
