@@ -21,7 +21,7 @@ DOUBLE = torch.float64
 
 
 def gradient_of(model, x, y, num_data, weights=None, *, closed_form=True):
-    """Terms and gradient of a batch, with closed forms where there are some or by autograd alone."""
+    """Terms and gradient of a batch, by closed forms where there are some or by autograd alone."""
     gradient = Gradient(model, num_data, StepOptions())
     gradient.closed_form &= closed_form
     gradient.add(x, y, weights)

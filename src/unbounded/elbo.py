@@ -122,7 +122,7 @@ class _Terms(torch.autograd.Function):
             lik_grad = column * weights[..., None, :]
         hidden_grad = head_grad = None
         if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            hidden_grad, head_grad = use_probs(q, *ctx.sizes, cumulative_heads)
+            hidden_grad, head_grad = use_probs(q, ctx.sizes[0], ctx.sizes[1], cumulative_heads)
             hidden_grad, head_grad = weight * hidden_grad, weight * head_grad
         return log_q_grad, lik_grad, None, hidden_grad, head_grad, None, None, None, None
 

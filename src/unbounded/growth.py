@@ -160,7 +160,9 @@ def extend(
     Those of a layer that stands at an earlier depth too are there already.
     """
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    named = [(name, p) for name, p in named if id(p) not in known]
+    # By identity: one module may be born at several depths at once.
+    named = list({id(p): (name, p) for name, p in reversed(named) if id(p) not in known}.values())
+    named.reverse()
     if not named:
         return
     optimizer = unwrapped(optimizer)
@@ -188,7 +190,7 @@ def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     while True:
         inner = getattr(optimizer, "optimizer", None) or getattr(optimizer, "_optimizer", None)
         if inner is None or inner is optimizer or not hasattr(inner, "param_groups"):
-            return optimizer  # type: ignore[no-any-return]
+            return optimizer
         optimizer = inner
 
 

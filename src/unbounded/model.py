@@ -39,7 +39,7 @@ class UDN(nn.Module):
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default, as on the paper's spirals.
         weight_prior: p(θ); standard Gaussian by default.
         cumulative_heads: count every head up to ℓ in the weights' term (the paper's text)
-            rather than head ℓ alone (the authors' code, and a tighter bound).
+            rather than head ℓ alone (the authors' code, and a smaller cost).
         seed: of the first weights; a layer's depend on this and its depth alone.
 
     Example:

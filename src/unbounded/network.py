@@ -24,18 +24,21 @@ class Active(NamedTuple):
     parameters: list[nn.Parameter]  # those of the layers first
     num_hidden: int  # how many of them are the layers'
     num_modules: int  # layers and heads
-    of_use: Tensor  # which parameter each use is of, (uses,)
+    of_use: Tensor | None  # which parameter each use is of, (uses,); None: each has one use
     module_of_use: Tensor  # by which module, (uses,)
 
     def by_module(self, values: Tensor) -> Tensor:
         """Sums over the parameters of each module, `(num_modules,)`, of `(parameters,)`."""
         total = values.new_zeros(self.num_modules)
-        return total.index_add(0, self.module_of_use, values[self.of_use])
+        uses = values if self.of_use is None else values[self.of_use]
+        return total.index_add(0, self.module_of_use, uses)
 
     def by_parameter(self, values: Tensor) -> Tensor:
         """Sums over the modules that use each parameter, `(parameters,)`, of `(num_modules,)`."""
-        total = values.new_zeros(len(self.parameters))
-        return total.index_add(0, self.of_use, values[self.module_of_use])
+        uses = values[self.module_of_use]
+        if self.of_use is None:
+            return uses
+        return values.new_zeros(len(self.parameters)).index_add(0, self.of_use, uses)
 
 
 class Network(nn.Module):
@@ -82,8 +85,8 @@ class Network(nn.Module):
         hidden, heads = self.hidden._modules, self.heads._modules
         depths = (1,) if self.shares_head else range(first, last + 1)
         return Stack(
-            [hidden[str(depth)] for depth in range(1, last + 1)],  # type: ignore[misc]
-            [heads[str(depth)] for depth in depths],  # type: ignore[misc]
+            [hidden[str(depth)] for depth in range(1, last + 1)],
+            [heads[str(depth)] for depth in depths],
             first,
             self._call if self.training and (self.compiles or self.recomputes) else _plainly,
         )
@@ -118,9 +121,7 @@ class Network(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Depth by depth, layer before head: parameters born later come later, whatever a user pairs
-        with them by position.
-        """
+        """Depth by depth, layer before head: parameters that are born later come later."""
         memo = set() if memo is None else memo
         for name, module in (("", self), ("hidden", self.hidden), ("heads", self.heads)):
             if module not in memo:
@@ -172,7 +173,7 @@ class Network(nn.Module):
 
 def _plainly(layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
     """A layer as it is."""
-    return layer if method == "__call__" else getattr(layer, method)  # type: ignore[no-any-return]
+    return layer if method == "__call__" else getattr(layer, method)
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -216,7 +217,9 @@ def _gather(
     device = distinct[0].device if distinct else None
     # Outside of inference mode: what is first gathered while predicting serves training too.
     with torch.inference_mode(False):
-        of_use = torch.tensor([places[id(p)] for p, _ in uses], dtype=torch.long, device=device)
+        of_use = None
+        if len(distinct) < len(uses):
+            of_use = torch.tensor([places[id(p)] for p, _ in uses], device=device)
         modules = torch.tensor([row for _, row in uses], dtype=torch.long, device=device)
     return Active(distinct, num_hidden, len(hidden) + len(heads), of_use, modules)
 

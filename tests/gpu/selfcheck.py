@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from unbounded.engine.loop import fit_population
+from unbounded.engine.population import Population
 
 from unbounded.baselines import DUNLayers
 from unbounded.data import spiral
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
-from unbounded.engine.loop import fit_population
-from unbounded.engine.population import Population
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN

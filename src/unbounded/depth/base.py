@@ -191,7 +191,7 @@ class DepthFamily(nn.Module, ABC):
                 return tensor.to(result.device, torch.float32)
             return result
 
-        return super()._apply(kept, recurse)  # type: ignore[no-any-return]
+        return super()._apply(kept, recurse)
 
 
 def check_unbounded(family: DepthFamily, depths: tuple[int, ...] = (2, 3, 6)) -> None:

@@ -60,8 +60,8 @@ class TrainingTask:
 class Engine(ABC):
     """Carries out the steps of a run of `fit`. Everything around them is the same for all engines.
 
-    The order of calls: `start`, perhaps `load_state`; for every epoch `begin_epoch`, `step` until it
-    says no, `end_epoch`, `keep_best`, perhaps `stop`, `state`; at last `finish`.
+    The order of calls: `start`, perhaps `load_state`; for every epoch `begin_epoch`, `step` until
+    it says no, `end_epoch`, `keep_best`, perhaps `stop`, `state`; at last `finish`.
     """
 
     capture_seconds: float = 0.0

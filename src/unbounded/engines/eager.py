@@ -54,8 +54,8 @@ class Member:
 class Eager(Engine):
     """One operation after another, as written, with λ read by the host before each step.
 
-    Takes any modules, any of `torch.optim`, any data, and every option of `fit`. Several models take
-    their steps in turn.
+    Takes any modules, any of `torch.optim`, any data, and every option of `fit`. Several models
+    take their steps in turn.
     """
 
     members: list[Member]
@@ -142,7 +142,8 @@ class Eager(Engine):
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Model, optimiser and best epoch of every member."""
-        plain, tensors = [], {}
+        plain: list[dict[str, Any]] = []
+        tensors: dict[str, Tensor] = {}
         for member in self.members:
             described, own = save_member(member)
             plain.append(described)
@@ -242,7 +243,7 @@ class Eager(Engine):
                 raise ValueError(
                     "one optimiser cannot train several models: give its class, or a partial of it"
                 )
-            return given  # type: ignore[no-any-return]
+            return given
         kind, arguments = optimizer_kind(given)
         return make_optimizer(
             task.models[number],

@@ -1,8 +1,6 @@
 """What "auto" means: how many epochs and rows a step, and how the rate falls."""
 
 import numpy as np
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 STEPS = 3000
 """Training steps that small and mid-size tables get at most."""
@@ -29,11 +27,6 @@ def choose_batch_size(batch_size: int | str, rows: int) -> int:
 def choose_patience(patience: int | str | None, epochs: int) -> int | None:
     """As given, or a fifth of the epochs."""
     return max(1, epochs // PATIENCE) if isinstance(patience, str) else patience
-
-
-def annealing(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
-    """`annealing_factor` as a scheduler."""
-    return LambdaLR(optimizer, lambda epoch: annealing_factor(epoch, epochs))
 
 
 def annealing_factor(epoch: int, epochs: int) -> float:

@@ -4,6 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -17,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from unbounded.depth import DepthFamily
 from unbounded.estimators.auto import (
-    annealing,
     annealing_factor,
     choose_batch_size,
     choose_epochs,
@@ -34,9 +34,10 @@ from unbounded.frozen import Frozen
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
+from unbounded.predictive import combine
 from unbounded.priors import DepthPrior, WeightPrior
-from unbounded.training import History, fit, make_optimizer, step
 from unbounded.steps.batches import batches
+from unbounded.training import History, fit, make_optimizer, step
 
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
@@ -65,7 +66,7 @@ class UDNEstimator(BaseEstimator):
             best epoch. Tables too small to spare 8 rows for that are trained to the end.
         refit: once the best epoch is known, train anew on all rows up to it, with a rate that
             falls to nothing in the second half. False keeps the weights of the best epoch.
-        n_members: train this many models at once (`unbounded.engine`) from different seeds and
+        n_members: train this many models at once from different seeds and
             average their predictions: a deep ensemble.
         random_state: a number makes everything reproducible, bit for bit on a CPU.
         device: "auto" (a GPU if there is one), or what `torch.device` takes.
@@ -256,7 +257,6 @@ class UDNEstimator(BaseEstimator):
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             patience = choose_patience(self.patience, epochs)
-        x, y, weights = scalings.tensors(train, models[0])
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,
@@ -266,17 +266,14 @@ class UDNEstimator(BaseEstimator):
             "select": self.select,
             "progress": bool(self.verbose),
         }
-        if len(models) == 1:
-            scheduler = (lambda optimizer: annealing(optimizer, epochs)) if anneal else None
-            result: Any = fit(models[0], x, y, weights=weights, scheduler=scheduler, **options)
-        else:
-            from unbounded.engines import fit_population
-
-            data = (x, y) if weights is None else (x, y, weights)
-            if validation is not None and validation[2] is None:
-                options["validation"] = validation[:2]
-            schedule = (lambda epoch: annealing_factor(epoch, epochs)) if anneal else None
-            result = EnsembleResult.of(fit_population(models, data, schedule=schedule, **options))
+        schedule = partial(annealing_factor, epochs=epochs) if anneal else None
+        found = fit(
+            models[0] if len(models) == 1 else models,
+            scalings.tensors(train, models[0]),
+            schedule=schedule,
+            **options,
+        )
+        result = EnsembleResult.of(found if isinstance(found, list) else [found])
         return TrainedModels(models, scalings, result)
 
     def _keep(self, run: "TrainedModels", rows: int) -> None:
@@ -368,8 +365,6 @@ class UDNEstimator(BaseEstimator):
 
     def _predictions(self, X: Any) -> Iterator[Prediction]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
-        from unbounded.engine.ensemble import combine
-
         for predictions in self._member_predictions(X):
             yield predictions[0] if len(predictions) == 1 else combine(predictions)
 

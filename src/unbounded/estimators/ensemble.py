@@ -63,7 +63,7 @@ class EnsembleResult:
 
     @classmethod
     def of(cls, results: Sequence[Any]) -> "EnsembleResult":
-        """Put together what `fit_population` returns."""
+        """Put together what `fit` returns of each."""
         if any(result.stopped == "diverged" for result in results):
             raise FloatingPointError(
                 "the loss of a member is not finite: a lower lr or another initialisation helps"

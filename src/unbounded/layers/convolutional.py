@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, is_plain, layer_error
-from unbounded.layers.dense import _size, linear_heads
+from unbounded.layers.dense import _size
+from unbounded.layers.heads import linear_heads
 
 _ONEDNN_BLOCK = 8  # channels
 
@@ -118,9 +119,12 @@ class ResidualConv(Layers):
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
         """Each layer with its mean over the image in one call, then the heads stage by stage."""
-        layers = all(isinstance(layer, PooledLayer) for layer in stack.hidden)
-        heads_are_plain = all(is_plain(head, PooledLinear) for head in stack.heads)
-        if not layers or not heads_are_plain or len(stack.heads) <= len(stack.hidden) - stack.first:
+        heads = [head for head in stack.heads if isinstance(head, PooledLinear)]
+        if not (
+            all(isinstance(layer, PooledLayer) for layer in stack.hidden)
+            and all(is_plain(head, PooledLinear) for head in stack.heads)
+            and len(heads) == len(stack.hidden) - stack.first + 1
+        ):
             return None
         features: list[Tensor] = []
         hidden, depth = x, 0
@@ -135,16 +139,13 @@ class ResidualConv(Layers):
             raise layer_error("layer", depth, hidden, error) from error
         outputs: list[Tensor] = []
         start = 0
-        # The heads' share of the work is small: in full precision whatever the layers run in.
-        with torch.autocast(x.device.type, enabled=False):
-            while start < len(features):
-                stop = start + 1
-                while stop < len(features) and features[stop].shape == features[start].shape:
-                    stop += 1
-                heads = stack.heads[start:stop]
-                same = [feature.to(heads[0].weight.dtype) for feature in features[start:stop]]  # type: ignore[arg-type]
-                outputs.append(linear_heads(same, heads, stack.first + start))
-                start = stop
+        while start < len(features):
+            stop = start + 1
+            while stop < len(features) and features[stop].shape == features[start].shape:
+                stop += 1
+            some = linear_heads(features[start:stop], heads[start:stop], stack.first + start)
+            outputs.append(some)
+            start = stop
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def config(self) -> dict[str, Any]:

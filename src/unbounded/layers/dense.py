@@ -1,6 +1,6 @@
 """Fully connected layers, plain and residual."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import LayerError, Layers, Stack, is_plain
+from unbounded.layers.base import Layers, Stack, is_plain
 from unbounded.layers.dense_stack import DenseStack
+from unbounded.layers.heads import linear_heads
 from unbounded.layers.stacks import NetworkStack
 
 Activation = Callable[[Tensor], Tensor]
@@ -66,12 +67,18 @@ class Dense(Layers):
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
         """The layers one by one, then all heads as one product."""
-        if not all(is_plain(head, nn.Linear) for head in stack.heads):
+        heads = [head for head in stack.heads if isinstance(head, nn.Linear)]
+        if (
+            len(heads) != len(stack.hidden) - stack.first + 1
+            or len(heads) == 1
+            or not all(is_plain(head, nn.Linear) and head.bias is not None for head in heads)
+            or any(head.weight.shape != heads[0].weight.shape for head in heads)
+        ):
             return None
         states = stack.states(x)[stack.first - 1 :]
         if any(state.dim() != 2 or state.shape != states[0].shape for state in states):
             return None
-        return linear_heads(states, stack.heads, stack.first)
+        return linear_heads(states, heads, stack.first)
 
     def stacked(self) -> type[NetworkStack] | None:
         """Batched products written out by hand, for plain layers with ReLU or tanh."""
@@ -170,27 +177,6 @@ class ResidualDenseLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """h + B φ(A h)."""
         return input + self.outer(self.activation(self.inner(input)))
-
-
-def linear_heads(states: Sequence[Tensor], heads: Sequence[nn.Module], first: int) -> Tensor:
-    """Linear heads with a bias, of one shape, as one batched product: `(depth, batch, out)`.
-
-    In memory it is `(depth, out, batch)`: what follows is a softmax over few classes, which is
-    several times faster along a strided axis.
-    """
-    weights = [head.weight for head in heads]
-    if weights[0].shape[1] != states[0].shape[1]:
-        raise LayerError(
-            f"head {first} takes {weights[0].shape[1]} features, "
-            f"layer {first} gives {tuple(states[0].shape)}"
-        )
-    stacked = torch.stack(list(states)).transpose(1, 2)
-    if len(heads) == 1:  # one for all depths
-        by_class = torch.matmul(weights[0], stacked) + heads[0].bias[:, None]  # type: ignore[index]
-        return by_class.transpose(1, 2)
-    biases = torch.stack([head.bias for head in heads])  # type: ignore[misc]
-    by_class = torch.baddbmm(biases.unsqueeze(2), torch.stack(weights), stacked)  # type: ignore[arg-type]
-    return by_class.transpose(1, 2)
 
 
 def _resolve_activation(activation: str | Activation) -> Activation:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unbounded.likelihoods.base import Likelihood, Prediction
@@ -121,7 +120,7 @@ class Categorical(ClassLikelihood):
         return by_class.gather(1, y.expand(by_class.shape[0], 1, -1)).squeeze(1)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
-        """`(depth, batch, class)` → `(depth, class, batch)`; softmax is fast along a strided axis."""
+        """`(depth, batch, class)` → `(depth, class, batch)`, the layout in which it is fast."""
         return outputs.transpose(1, 2).log_softmax(1)
 
     def check_targets(self, y: Tensor) -> Tensor:

@@ -229,8 +229,9 @@ def as_inputs(values: Any, model: "UDN") -> Tensor:
 
 
 def to_device(x: Tensor, y: Tensor, weights: Tensor | None, model: "UDN") -> Batch:
-    """The rows on the model's device, floating targets in its dtype."""
-    device, dtype = model.anchor.device, model.anchor.dtype
+    """The rows on the model's device, floating targets in its dtype or in single precision."""
+    device = model.anchor.device
+    dtype = torch.promote_types(model.anchor.dtype, torch.float32)
     return Batch(
         x.to(device, non_blocking=True),
         y.to(device, dtype if y.is_floating_point() else y.dtype, non_blocking=True),

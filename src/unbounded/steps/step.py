@@ -110,7 +110,7 @@ def step_with(
 
 def uncompiled(model: Any) -> "UDN":
     """The model inside of `torch.compile(model)`; a model as it is passes through."""
-    return getattr(model, "_orig_mod", model)  # type: ignore[no-any-return]
+    return getattr(model, "_orig_mod", model)
 
 
 def pieces(

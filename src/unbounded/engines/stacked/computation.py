@@ -267,7 +267,7 @@ class Computation:
 
     def _leaves(self) -> dict[int, Tensor]:
         """Values that autograd is to see, by the `id` of their block."""
-        seen = ("depth", "likelihood")
+        seen: tuple[str, ...] = ("depth", "likelihood")
         if self.costs.precisions is None:
             seen += ("hidden", "heads")
         return {

@@ -35,8 +35,8 @@ class Stacked(Engine):
 
     Every model follows the mathematics of `Eager` as if it were alone: its own data, seed, λ,
     support, learning rates and best epoch. Nothing is averaged or shared between models but the
-    kernels that they run in. Models of one architecture may differ in depth family, priors, seed and
-    weights so far. Their modules are read at the start and written at the end.
+    kernels that they run in. Models of one architecture may differ in depth family, priors, seed
+    and weights so far. Their modules are read at the start and written at the end.
 
     Args:
         device: where to train; where the models are by default.
@@ -241,8 +241,8 @@ class Stacked(Engine):
         if failed := int(row.pop("failed")):
             self._alive[place] = False
             self._failures[self.order[place]] = (
-                f"the loss is not finite at step {failed}. A lower learning rate, gradient clipping "
-                "or another initialisation usually helps"
+                f"the loss is not finite at step {failed}. A lower learning rate, gradient "
+                "clipping or another initialisation usually helps"
             )
             return None
         likelihood = self.work.likelihood.likelihood

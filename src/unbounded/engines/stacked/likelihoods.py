@@ -40,7 +40,7 @@ class LikelihoodStack:
             return found.view(depth, members, batch).transpose(0, 1)
         named = self.block.shape.unpack(row)
         found = vmap(self._with(Likelihood.log_lik))(named, outputs, y)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def scores(self, outputs: Tensor, log_q: Tensor, y: Tensor, source: str) -> Tensor:
         """Score and log score of each row, `(members, 2, batch)`.
@@ -59,7 +59,7 @@ class LikelihoodStack:
             return torch.stack(row_scores(likelihood, *arguments))
 
         found = vmap(self._with(scores))(named, outputs, log_q, y)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _with(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A function of the likelihood as one of its parameters and the other arguments."""

@@ -19,10 +19,9 @@ from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
-from unbounded.training import Callback, ImageData
 from unbounded.steps.batches import batches
-from unbounded.training.trainer import Trainer
-from unbounded.steps.scoring import Scorer
+from unbounded.steps.scoring import SetScores
+from unbounded.training import Callback, FitResult, ImageData, Trainer, fit
 
 SCORE_EVERY = 5
 """Epochs between two looks at the held-out images; nothing depends on what is seen there."""
@@ -71,23 +70,29 @@ def train(
     epochs = run.epochs(recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
     looker = _Looker(model, held_out, name, epochs, minutes)
-    trainer = _trainer(run, recipe, model, data, engine, looker)
-    result = trainer.run(
-        epochs,
+    autocast = torch.bfloat16 if device.type == "cuda" else None
+    result = _fit(
+        run,
+        recipe,
+        model,
+        data,
+        epochs=epochs,
+        engine=engine,
+        autocast=autocast,
+        callbacks=[*run.callbacks(recipe), looker],
         progress=progress,
         checkpoint=checkpoint,
-        checkpoint_every=None,
         resume=resume,
     )
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
-    if trainer.epoch < epochs:
+    if result.history[-1]["epoch"] < epochs:
         return None
     record = {
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
-        **scores(model, held_out, name, trainer.autocast),
+        **scores(model, held_out, name, autocast),
         "depth_mean": model.depth.mean(),
         "max_depth": model.depth.max_depth(),
         "num_layers": model.network.num_layers,
@@ -103,46 +108,23 @@ def train(
     return record
 
 
-def _trainer(
-    run: CifarRun,
-    recipe: Recipe,
-    model: UDN,
-    data: ImageData,
-    engine: Eager | Graphs,
-    looker: Callback,
-) -> Trainer:
-    """The trainer of a run, set up by its recipe."""
+def _fit(run: CifarRun, recipe: Recipe, model: UDN, data: ImageData, **arguments: Any) -> FitResult:
+    """`fit` as the recipe says."""
     batch_size = min(recipe.batch_size, len(data))
-    per_epoch = max(1, len(data) // batch_size)
-    trainer = Trainer(
+    optimizer = run.optimizer(model, recipe)
+    return fit(
         model,
         data,
-        validation=None,
-        monitor=None,
         batch_size=batch_size,
-        num_data=None,
         seed=run.seed,
-    )
-    optimizer = run.optimizer(model, recipe)
-    trainer.configure(
         optimizer=optimizer,
-        lr=recipe.lr,
-        depth_lr_ratio=1.0,
-        scheduler=run.scheduler(optimizer, recipe, per_epoch),
+        scheduler=run.scheduler(optimizer, recipe, max(1, len(data) // batch_size)),
         schedule_every="step",
-        patience=None,
-        select="score",
-        clip=None,
-        autocast=torch.bfloat16 if model.anchor.device.type == "cuda" else None,
-        grow_every="step",
-        drop_inactive=False,
         depth_rule=run.depth_rule(recipe),
         equal_heads=recipe.equal_heads and run.ascends,
         equal_layers=recipe.equal_layers and run.ascends,
-        engine=engine,
-        callbacks=[*run.callbacks(recipe), looker],
+        **arguments,
     )
-    return trainer
 
 
 class _Looker(Callback):
@@ -157,7 +139,7 @@ class _Looker(Callback):
         minutes: float | None,
     ):
         bound = batches(held_out, model, what=name, batch_size=_ROWS)
-        self.name, self.scorer = name, Scorer({name: bound})
+        self.name, self.scores = name, SetScores({name: bound})
         self.epochs = epochs
         self.before = time.monotonic()
         self.until = None if minutes is None else self.before + 60 * minutes
@@ -180,7 +162,7 @@ class _Looker(Callback):
         """Add the scores to the history's last row, if it is one that should have them."""
         due = trainer.epoch % SCORE_EVERY == 0 or trainer.epoch == self.epochs
         if due and trainer.epoch and f"{self.name}_accuracy" not in trainer.history.rows[-1]:
-            trainer.history.rows[-1] |= self.scorer(trainer.model, trainer.autocast)
+            trainer.history.rows[-1] |= self.scores(trainer.model, trainer.options.autocast)
 
 
 def scores(

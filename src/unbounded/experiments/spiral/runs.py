@@ -10,13 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from unbounded.baselines import bayes_accuracy, nearest_neighbours, rbf_svm
-from unbounded.engine import MemberResult, combine, fit_population
-from unbounded.engine.loop import seconds_so_far
+from unbounded.engines import Stacked
 from unbounded.experiments import records
 from unbounded.experiments.spiral.recipe import SCHEDULES, Group, Settings, SpiralRun, build
 from unbounded.likelihoods import ClassPrediction, Prediction
 from unbounded.model import UDN
-from unbounded.predictive import predict
+from unbounded.predictive import combine, predict
+from unbounded.training import FitResult, fit
+from unbounded.training.checkpoint import seconds_so_far
 
 PARTS = ("train", "validation", "test")
 BATCH = 256
@@ -35,7 +36,7 @@ def train(
     is_dun = group.name.startswith("dun")
     checkpoint = parts / f"{group.name}.safetensors"
     before = seconds_so_far(checkpoint) if options.resume else 0.0
-    results = fit_population(
+    results = fit(
         models,
         train,
         validation=validation,
@@ -46,7 +47,7 @@ def train(
         schedule=SCHEDULES[settings.schedule](settings.epochs),
         depth_schedule=lambda epoch: float(epoch >= settings.depth_warmup),
         average=settings.average,
-        device=device,
+        engine=Stacked(device=device),
         chunk=options.chunk,
         history_every=max(1, settings.epochs // TRACE),
         checkpoint=checkpoint,
@@ -73,7 +74,7 @@ def _data(group: Group, count: int) -> tuple[list[Any], list[Any], list[Any]]:
 def _score(
     run: SpiralRun,
     models: Sequence[UDN],
-    results: Sequence[MemberResult],
+    results: Sequence[FitResult],
     test: tuple[Tensor, Tensor],
 ) -> dict[str, Any]:
     """The row of one run: test scores of the (averaged) predictive, and the depth."""

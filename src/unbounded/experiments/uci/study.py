@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from unbounded.data.uci import UCISet
-from unbounded.engines import fit_population
+from unbounded.engines import Stacked
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci import scores
 from unbounded.experiments.uci.recipe import (
@@ -23,6 +23,7 @@ from unbounded.experiments.uci.recipe import (
 )
 from unbounded.model import UDN
 from unbounded.priors import GaussianWeights
+from unbounded.training import fit
 
 Say = Callable[[str], None]
 _CHUNK = 64
@@ -204,7 +205,7 @@ def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) 
         def factor(epoch: int, total: int = total) -> float:
             return 0.5 * (1 + math.cos(math.pi * epoch / total))
 
-        results = fit_population(
+        results = fit(
             networks,
             [jobs[i].rows.train for i in members],
             epochs=total if epochs is None else epochs,
@@ -218,7 +219,7 @@ def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) 
             ],
             schedule=factor,
             average=recipe.average,
-            device=plan.device,
+            engine=Stacked(device=plan.device),
         )
         for index, network, result in zip(members, networks, results, strict=True):
             found[index] = Trained(network, result.stopped == "diverged")
