@@ -632,8 +632,9 @@ def gradient_of(model, x, y, weights=None, num_data=40, **options):
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("paces", [{}, {"equal_heads": True, "equal_layers": True}])
 @pytest.mark.parametrize("prior", ["closed form", "autograd"])
-def test_gradients_add_up(prior):
+def test_gradients_add_up(prior, paces):
     """As `backward` does: nothing is overwritten."""
     model = classifier(ub.TruncatedPoisson(2.0)).double()
     if prior == "autograd":
@@ -644,12 +645,32 @@ def test_gradients_add_up(prior):
     alone = []
     for half in halves:
         model.zero_grad(set_to_none=True)
-        alone.append(gradient_of(model, *half))
+        alone.append(gradient_of(model, *half, **paces))
     model.zero_grad(set_to_none=True)
     for half in halves:
-        together = gradient_of(model, *half)
+        together = gradient_of(model, *half, **paces)
     for name, grad in together.items():
         torch.testing.assert_close(grad, alone[0][name] + alone[1][name])
+
+
+def test_a_parameter_that_the_data_do_not_need_is_pulled_by_the_prior_alone():
+    """Its KL counts, so it has the gradient of its KL, by the closed form as by autograd."""
+
+    class Spare(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.spare = nn.Parameter(torch.full((2,), 5.0))
+
+    layers = ub.CustomLayers(lambda d: Spare(), lambda d: nn.Linear(3, 2))
+    for precision in (1.0, None):
+        model = ub.UDN(layers, ub.Categorical(2), ub.TruncatedPoisson(2.0))
+        model.weight_prior.precision = precision
+        found = gradient_of(model, *classes(40))
+        q = model.depth.log_probs().detach().exp()
+        for depth in (1, 3):
+            expected = 5.0 * float(q[depth - 1 :].sum()) / 40
+            grad = found[f"network.hidden.{depth}.spare"]
+            torch.testing.assert_close(grad, torch.full((2,), expected))
 
 
 @pytest.mark.parametrize("paces", [False, True])

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unbounded import elbo
 from unbounded.elbo import ElboTerms
@@ -55,6 +55,7 @@ class Gradient:
         self.hidden_kl: Tensor
         self.head_kl: Tensor
         self._sums: tuple[Tensor, ...] = ()
+        self._earlier: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
     def log_lik(self) -> Tensor:
@@ -90,6 +91,8 @@ class Gradient:
         self.active = model.network.active(
             posterior.last, posterior.first, cumulative_heads=model.cumulative_heads
         )
+        if self._changes_paces and not self._sums:
+            self._set_aside()
         with torch.set_grad_enabled(not self.closed_form):
             hidden_kl, head_kl = model.weight_kl(*support, self.active)
         terms = elbo.elbo_terms(
@@ -117,12 +120,28 @@ class Gradient:
                 assert precision is not None
                 # The gradient of weight_kl/n on layer k is q(ℓ≥k) ν_k/(s² n), on head ℓ
                 # q(ℓ) ν_ℓ/(s² n).
+                for parameter in self.active.parameters:
+                    if parameter.grad is None:  # the data do not need it, the prior still pulls
+                        parameter.grad = torch.zeros_like(parameter)
                 factors = self._use_probs * (precision / self.num_data)
                 grads, values, each = self._paired(factors, slice(None))
                 if grads:
                     torch._foreach_addcmul_(grads, values, each)
-            if self.options.equal_heads or self.options.equal_layers:
+            if self._changes_paces:
                 self._equal_paces()
+                for parameter, grad in self._earlier:
+                    parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+    @property
+    def _changes_paces(self) -> bool:
+        return self.options.equal_heads or self.options.equal_layers
+
+    def _set_aside(self) -> None:
+        """Gradients that were there before: paces are changed of one's own alone."""
+        for parameter in self.active.parameters:
+            if parameter.grad is not None:
+                self._earlier.append((parameter, parameter.grad))
+                parameter.grad = None
 
     def _note(
         self,

@@ -1,8 +1,8 @@
 """The arithmetic of `torch.optim` for many members, row by row.
 
-Each row has its own rate, mask and step count. Parameters lie in tensors `(rows, members, size)`: one row is what one module holds of one
-member. A row outside of its member's support is not moved and its state does not age, as if
-its gradient were None in `torch.optim`.
+Each row has its own rate, mask and step count. Parameters lie in tensors `(rows, members, size)`:
+one row is what one module holds of one member. A row outside of its member's support is not moved
+and its state does not age, as if its gradient were None in `torch.optim`.
 """
 
 import math
