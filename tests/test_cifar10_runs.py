@@ -12,7 +12,7 @@ from unbounded.data.images import Images
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
-from unbounded.training import loop
+from unbounded.training import trainer
 
 SMALL = {
     "epochs": 4,
@@ -117,7 +117,7 @@ def test_a_run_in_pieces_is_the_run_in_one(images, tmp_path, rule):
 
 def test_a_run_that_dies_goes_on(images, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "SCORE_EVERY", 1)
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)  # the first epoch has one
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)  # the first epoch has one
     run = CifarRun("udn", 3, (), 2.0)
     whole = train(run, images, tmp_path / "whole")
     look = training._Looker.on_epoch_end

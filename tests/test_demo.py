@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from unbounded.engines import eager
 from unbounded.experiments import demo
-from unbounded.training import engines
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_page_up_to_time(tmp_path) -> None:
 @pytest.mark.parametrize("after", [0, 4])
 def test_ctrl_c_still_writes_the_page(tmp_path, monkeypatch, capsys, after: int) -> None:
     steps = 0
-    step = engines.step
+    step = eager.step_with
 
     def interrupted(*args, **kwargs):
         nonlocal steps
@@ -109,7 +109,7 @@ def test_ctrl_c_still_writes_the_page(tmp_path, monkeypatch, capsys, after: int)
         steps += 1
         return step(*args, **kwargs)
 
-    monkeypatch.setattr(engines, "step", interrupted)
+    monkeypatch.setattr(eager, "step_with", interrupted)
     found = demo.run(tmp_path / "page.html", epochs=100, progress=False)
     assert found.fit.stopped == "interrupted"
     assert len(found.fit.history) == after

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -145,16 +146,14 @@ def test_a_run_of_the_study_is_what_fit_does_with_one_model(tmp_path):
 def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch):
     words = ["--models", "udn", "omega2"]
     expected = run(tmp_path / "whole", *words)["runs"]
-    real = training.fit_population
+    real = training.fit
 
-    def interrupted(models, *arguments, **keywords):
-        def stop(population):
-            if population.epoch == 2 and type(models[0].depth) is ub.FixedDepth:
+    class Interrupt(ub.training.Callback):
+        def on_epoch_end(self, trainer, row):
+            if trainer.epoch == 2 and type(trainer.model.depth) is ub.FixedDepth:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return real(models, *arguments, on_epoch=stop, **keywords)
-
-    monkeypatch.setattr(training, "fit_population", interrupted)
+    monkeypatch.setattr(training, "fit", partial(real, callbacks=[Interrupt()]))
     with pytest.raises(KeyboardInterrupt, match="go on with --resume"):
         run(tmp_path / "parts", *words)
     left = {path.name for path in (tmp_path / "parts" / "parts").iterdir()}
@@ -164,13 +163,11 @@ def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch)
 
     epochs = []
 
-    def counted(models, *arguments, **keywords):
-        def count(population):
-            epochs.append(population.epoch)
+    class Count(ub.training.Callback):
+        def on_epoch_end(self, trainer, row):
+            epochs.append(trainer.epoch)
 
-        return real(models, *arguments, on_epoch=count, **keywords)
-
-    monkeypatch.setattr(training, "fit_population", counted)
+    monkeypatch.setattr(training, "fit", partial(real, callbacks=[Count()]))
     with pytest.raises(StudyError, match="cannot resume: epochs"):
         run(tmp_path / "parts", *words, "--resume", "--epochs", "5")
     monkeypatch.setattr(training, "seconds_so_far", lambda path: 1000.0)
@@ -233,7 +230,8 @@ def test_an_ensemble_averages_probabilities(tmp_path):
         models[1].network.heads["1"].weight.mul_(-3)
     mean = sum(ub.predict(m, x).probs for m in models) / 2
     assert float((mean.argmax(1) != ub.predict(models[0], x).classes).float().mean()) > 0.1
-    result = ub.engine.MemberResult(ub.training.History(), 1, 0.5, "epochs", {"val_accuracy": 0.5})
+    best = {"val_accuracy": 0.5}
+    result = ub.training.FitResult(ub.training.History(), 1, 0.5, best, "epochs", 0.0, None)
     row = training._score(one, models, [result, result], (x, y))
     assert row["test_accuracy"] == pytest.approx(float((mean.argmax(1) == y).float().mean()))
 

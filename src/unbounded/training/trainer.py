@@ -179,10 +179,11 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_fit_start(self)
         while self.epoch < epochs and not all(member.stopped for member in self.members):
-            if not self._epoch(epochs, interrupted):
+            # With a checkpoint the epoch is finished, so that nothing of it is lost.
+            if not self._epoch(epochs, interrupted if writer.path is None else _NEVER):
                 return "interrupted"
             ends = self.epoch == epochs or all(member.stopped for member in self.members)
-            writer.maybe(ends or interrupted.is_set())
+            writer.maybe(ends)
             for callback in self.callbacks:
                 callback.on_epoch_end(self, self._mean_row())
             bar.update(self._mean_row())
@@ -190,6 +191,8 @@ class Trainer:
                 writer.write()
                 return "callback"
             if interrupted.is_set():
+                if not ends:
+                    writer.write()
                 return "interrupted"
         return "epochs"
 
@@ -298,6 +301,9 @@ class Trainer:
         )
 
 
+_NEVER = threading.Event()
+
+
 class _Writer:
     """Writes checkpoints when it is time."""
 
@@ -328,7 +334,7 @@ class _Writer:
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C asks for an end after the step; a second one ends at once."""
+    """Ctrl-C asks for an end after the step (or epoch); a second one ends at once."""
     asked = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()
