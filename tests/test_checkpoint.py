@@ -148,7 +148,13 @@ def test_refusals(tmp_path):
         ub.fit(model, x, y, resume=True, optimizer=optimizer, **options)
     with pytest.raises(FileError, match="written by another model"):
         ub.fit(classifier(width=9), x, y, resume=True, **options)
-    path.write_bytes(path.read_bytes()[:200])
+    whole = path.read_bytes()
+    tensors, metadata = ub.files.read_tensors(path)
+    tensors["engine.0.model.network.hidden.1000000000.weight"] = torch.zeros(1)
+    ub.files.write_tensors(path, tensors, metadata)
+    with pytest.raises(FileError, match=r"claims \d+ layers and names 1000000000"):
+        ub.fit(classifier(), x, y, resume=True, **options)
+    path.write_bytes(whole[:200])
     with pytest.raises(FileError, match="not a complete safetensors file"):
         ub.fit(classifier(), x, y, resume=True, **options)
     ub.save(classifier(), path)

@@ -174,6 +174,16 @@ def rewritten(path, change):
     write_tensors(path, tensors, {"unbounded": json.dumps(header)})
 
 
+def test_a_tensor_s_name_cannot_order_layers(tmp_path):
+    path = tmp_path / "m.udn"
+    ub.save(classifier(), path)
+    tensors, metadata = read_tensors(path)
+    tensors["network.hidden.1000000000.weight"] = torch.zeros(1)
+    write_tensors(path, tensors, metadata)
+    with pytest.raises(FileError, match="claims 4 layers and names layer 1000000000"):
+        ub.load(path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

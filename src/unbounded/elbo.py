@@ -38,21 +38,48 @@ class ElboTerms(NamedTuple):
         return -self.elbo / num_data
 
 
-class _Ingredients(NamedTuple):
-    """The arguments of `elbo_terms`."""
+class Slopes(NamedTuple):
+    """Derivatives of a sum of the terms in what they are made of."""
 
-    log_q: Tensor
+    log_q: Tensor  # (*lead, depth)
+    log_lik: Tensor  # (*lead, depth, batch)
+    hidden_kl: Tensor  # (*lead, last)
+    head_kl: Tensor  # (*lead, depth), or (*lead, 1) of a shared head
+
+
+class Evaluation(NamedTuple):
+    """What the terms are made of: each is Σ_ℓ q(ℓ) c_ℓ for a c of its own, `(*lead, depth)`."""
+
+    q: Tensor
     log_lik: Tensor
-    log_prior: Tensor
-    hidden_kl: Tensor
-    head_kl: Tensor
-    num_data: float | Tensor
+    log_ratio: Tensor
+    cost: Tensor
+    scale: float | Tensor  # n/b, how often each row of the batch counts
     weights: Tensor | None
+    sizes: tuple[int, int, int]  # layers, heads, rows
     cumulative_heads: bool
-    num_rows: Tensor | None
+
+    @property
+    def terms(self) -> ElboTerms:
+        """The three terms."""
+        parts = (self.log_lik, self.log_ratio, self.cost)
+        return ElboTerms(*((self.q * part).sum(-1) for part in parts))
+
+    def slopes(self, lik: Tensor | float, depth: Tensor | float, weight: Tensor | float) -> Slopes:
+        """Of lik·expected_log_lik + depth·depth_kl + weight·weight_kl, factors `(*lead, 1)`."""
+        log_q = self.q * (lik * self.log_lik + depth * (self.log_ratio + 1) + weight * self.cost)
+        scale = self.scale[..., None] if isinstance(self.scale, Tensor) else self.scale
+        column = (lik * scale * self.q)[..., None]
+        hidden, heads, rows = self.sizes
+        if self.weights is None:
+            log_lik = column.expand(*column.shape[:-1], rows)
+        else:
+            log_lik = column * self.weights[..., None, :]
+        of_hidden, of_heads = use_probs(self.q, hidden, heads, self.cumulative_heads)
+        return Slopes(log_q, log_lik, weight * of_hidden, weight * of_heads)
 
 
-def elbo_terms(
+def evaluate(
     log_q: Tensor,
     log_lik: Tensor,
     log_prior: Tensor,
@@ -62,69 +89,59 @@ def elbo_terms(
     weights: Tensor | None = None,
     cumulative_heads: bool = False,
     num_rows: Tensor | None = None,
+) -> Evaluation:
+    """Everything summed up by depth; arguments as in the functions below."""
+    scale = _scale(log_lik, num_data, num_rows)
+    return Evaluation(
+        log_q.exp(),
+        _by_depth(log_lik, scale, weights),
+        log_q - log_prior,
+        weight_cost(hidden_kl, head_kl, log_q.shape[-1], cumulative_heads),
+        scale,
+        weights,
+        (hidden_kl.shape[-1], head_kl.shape[-1], log_lik.shape[-1]),
+        cumulative_heads,
+    )
+
+
+def elbo_terms(
+    log_q: Tensor,
+    log_lik: Tensor,
+    log_prior: Tensor,
+    hidden_kl: Tensor,
+    head_kl: Tensor,
+    *rest: Any,
 ) -> ElboTerms:
-    """All terms at once, with their gradient in closed form; arguments as in the functions below.
+    """All terms at once, with their gradient in closed form; arguments as in `evaluate`.
 
     The same as `expected_log_lik`, `depth_kl` and `weight_kl` called one by one, in a third of
     the operations: on small networks these scalars would cost as much as the layers.
     """
-    terms: tuple[Tensor, ...] = _Terms.apply(
-        log_q,
-        log_lik,
-        log_prior,
-        hidden_kl,
-        head_kl,
-        num_data,
-        weights,
-        cumulative_heads,
-        num_rows,
-    )
+    terms: tuple[Tensor, ...] = _Terms.apply(log_q, log_lik, log_prior, hidden_kl, head_kl, *rest)
     return ElboTerms(*terms)
 
 
 class _Terms(torch.autograd.Function):
-    """Each term is Σ_ℓ q(ℓ) c_ℓ for a c of its own."""
+    """`evaluate` as an operation of autograd."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        given = _Ingredients(*arguments)
-        q = given.log_q.exp()
-        scale = _scale(given.log_lik, given.num_data, given.num_rows)
-        parts = (
-            _by_depth(given.log_lik, scale, given.weights),
-            given.log_q - given.log_prior,
-            weight_cost(given.hidden_kl, given.head_kl, q.shape[-1], given.cumulative_heads),
-        )
-        ctx.given = (scale if isinstance(scale, float) else None, given.cumulative_heads)
-        ctx.batch, ctx.sizes = (
-            given.log_lik.shape[-1],
-            (
-                given.hidden_kl.shape[-1],
-                given.head_kl.shape[-1],
-            ),
-        )
-        ctx.save_for_backward(
-            q, *parts, given.weights, scale if isinstance(scale, Tensor) else None
-        )
-        return tuple((q * part).sum(-1) for part in parts)
+        ctx.evaluation = evaluate(*arguments)
+        ctx.unused = len(arguments) - 5
+        return tuple(ctx.evaluation.terms)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        lik, depth, weight = (grad[..., None] for grad in grads)
-        q, log_lik, log_ratio, cost, weights, scale = ctx.saved_tensors
-        constant, cumulative_heads = ctx.given
-        log_q_grad = q * (lik * log_lik + depth * (log_ratio + 1) + weight * cost)
-        column = (lik * (scale[..., None] if constant is None else constant) * q)[..., None]
-        if weights is None:
-            lik_grad = column.expand(*column.shape[:-1], ctx.batch)
-        else:
-            lik_grad = column * weights[..., None, :]
-        hidden_grad = head_grad = None
-        if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
-            hidden_grad, head_grad = use_probs(q, ctx.sizes[0], ctx.sizes[1], cumulative_heads)
-            hidden_grad, head_grad = weight * hidden_grad, weight * head_grad
-        return log_q_grad, lik_grad, None, hidden_grad, head_grad, None, None, None, None
+        found = ctx.evaluation.slopes(*(grad[..., None] for grad in grads))
+        return (
+            found.log_q,
+            found.log_lik,
+            None,
+            found.hidden_kl,
+            found.head_kl,
+            *((None,) * ctx.unused),
+        )
 
 
 def use_probs(

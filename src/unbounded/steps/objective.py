@@ -55,6 +55,7 @@ class Gradient:
         self.hidden_kl: Tensor
         self.head_kl: Tensor
         self._sums: tuple[Tensor, ...] = ()
+        self._uses: Tensor  # with which probability each layer, then each head, is used
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
@@ -94,23 +95,36 @@ class Gradient:
         if self._changes_paces and not self._sums:
             self._set_aside()
         with torch.set_grad_enabled(not self.closed_form):
-            hidden_kl, head_kl = model.weight_kl(*support, self.active)
-        terms = elbo.elbo_terms(
-            posterior.log_q,
-            log_lik,
-            model.depth_log_prior(posterior),
-            hidden_kl,
-            head_kl,
-            self.num_data,
-            weights,
-            model.cumulative_heads,
-        )
-        loss = terms.loss(self.num_data)
-        if share != 1.0:
-            loss = loss * share
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        self._note(posterior, terms, log_lik.detach(), weights, share)
-        self.hidden_kl, self.head_kl = hidden_kl.detach(), head_kl.detach()
+            kl = model.weight_kl(*support, self.active)
+        with torch.no_grad():
+            found = elbo.evaluate(
+                posterior.log_q,
+                log_lik,
+                model.depth_log_prior(posterior),
+                *kl,
+                self.num_data,
+                weights,
+                model.cumulative_heads,
+            )
+            # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
+            each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
+            slopes = found.slopes(-each, each, each)
+        pairs = [
+            (value, slope)
+            for value, slope in zip((posterior.log_q, log_lik, *kl), slopes, strict=True)
+            if value.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([v for v, _ in pairs], [s for _, s in pairs])
+        self._uses = torch.cat([slopes.hidden_kl, slopes.head_kl]) / each
+        self._note(posterior, found.terms, log_lik.detach(), weights, share)
+        self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
+
+    @property
+    def _loss_scale(self) -> Tensor:
+        """What the gradient scaler multiplies the loss by."""
+        assert self.scaler is not None
+        return self.scaler.scale(torch.ones((), device=self.model.anchor.device))
 
     def finish(self) -> None:
         """The weights' term in closed form, and equal paces where they are wanted."""
@@ -177,10 +191,7 @@ class Gradient:
     @cached_property
     def _use_probs(self) -> Tensor:
         """With which probability each active parameter is used, `(parameters,)`."""
-        active, q = self.active, self.posterior.log_q.detach().exp()
-        last = self.posterior.last
-        parts = elbo.use_probs(q, last, active.num_modules - last, self.model.cumulative_heads)
-        return active.by_parameter(torch.cat(parts))
+        return self.active.by_parameter(self._uses)
 
     def _paired(
         self, factors: Tensor, part: slice

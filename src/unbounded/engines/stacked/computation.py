@@ -226,21 +226,28 @@ class Computation:
             noise = None if block is None else leaves[id(block)][0]
             log_lik = self.likelihood.log_lik(self.network.outputs(x), y, noise)
             hidden_kl, head_kl = self.costs.kl(leaves)
-            cumulative = self.models[0].cumulative_heads and not self.shares_head
-            terms = elbo.elbo_terms(
-                log_q,
-                log_lik,
-                self.log_prior,
-                hidden_kl,
-                head_kl,
-                self.num_data,
-                weights,
-                cumulative,
-                rows.clamp(min=1),
-            )
-            terms.loss(self.num_data).sum().backward()
-        found = torch.stack(terms, 1).detach()
-        steps = self._check(found, steps)
+        cumulative = self.models[0].cumulative_heads and not self.shares_head
+        found = elbo.evaluate(
+            log_q,
+            log_lik,
+            self.log_prior,
+            hidden_kl,
+            head_kl,
+            self.num_data,
+            weights,
+            cumulative,
+            rows.clamp(min=1),
+        )
+        each = 1 / self.num_data[:, None]
+        slopes = found.slopes(-each, each, each)
+        pairs = [
+            (value, slope)
+            for value, slope in zip((log_q, log_lik, hidden_kl, head_kl), slopes, strict=True)
+            if value.requires_grad
+        ]
+        torch.autograd.backward([v for v, _ in pairs], [s for _, s in pairs])
+        terms = torch.stack(found.terms, 1)
+        steps = self._check(terms, steps)
         active = support & steps[:, None]  # (members, depth)
         self.network.collect(active)
         for own in self.blocks:
@@ -251,17 +258,15 @@ class Computation:
                 own.grad.copy_(leaf.grad)
             else:  # beside what the network found
                 own.grad.add_(leaf.grad)
-        uses = elbo.use_probs(log_q.detach().exp(), self.depth, head_kl.shape[1], cumulative)
-        each = 1 / self.num_data[:, None]
-        self.costs.add_gradients(uses[0] * each, uses[1] * each)
-        self._equal_paces(*uses)
+        self.costs.add_gradients(slopes.hidden_kl, slopes.head_kl)
+        self._equal_paces(slopes.hidden_kl / each, slopes.head_kl / each)
         self._drop_gradients(steps)
         if self.options.clip is not None:
             self._clip(self.options.clip)
         moving = self.coefficients(self.optimizer, self.rates, active, steps)
         for own, coefficients, places in moving:
             self._move(own, coefficients, places)
-        self.sums += torch.where(steps[:, None], found, 0.0)
+        self.sums += torch.where(steps[:, None], terms, 0.0)
         self.taken += steps
         self.cursor += size
 
