@@ -2,10 +2,8 @@
 
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,13 +12,10 @@ from torch import nn
 
 import unbounded as ub
 from benchmarks.plain_loop import plain_epoch, plain_setup
-from benchmarks.timing import best_times
+from benchmarks.timing import best_times, run_epoch, trainer_of
 from unbounded.data import spiral
 from unbounded.depth import TruncatedPoisson
 from unbounded.engines import Eager
-from unbounded.steps.options import FitOptions
-from unbounded.training.fit import _task
-from unbounded.training.trainer import Trainer
 
 
 class Figure(NamedTuple):
@@ -40,24 +35,13 @@ def spiral_epoch() -> Figure:
     plain, loaders = plain_setup(sets, rate, 0.0)
     model = ub.UDN(ub.Dense(2, 32, 2), ub.Categorical(2), depth=TruncatedPoisson(rate))
     assert model.depth.max_depth() == plain.max_depth() == 6
-    task = partial(
-        _task,
-        [model],
-        [0],
-        data=sets[0],
-        sets={"val": sets[1], "test": sets[2]},
-        batch_size=256,
-        lr=0.005,
-        seed=0,
-        options=FitOptions(depth_lr_ratio=0.0),  # the depth stays at 6 for both
-        lone=True,
-    )
-    trainer = Trainer(task, Eager(), lone=True, patience=None, callbacks=())
-    never = threading.Event()
+    scored = {"val": sets[1], "test": sets[2]}
+    # The depth stays at 6 for both.
+    trainer = trainer_of(model, sets[0], Eager(), scored, depth_lr_ratio=0.0)
 
     def ours() -> None:
         for _ in range(5):
-            trainer._epoch(10**9, never)
+            run_epoch(trainer)
 
     def reference() -> None:
         for _ in range(2):

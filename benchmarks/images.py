@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 import unbounded as ub
+from benchmarks.timing import run_epoch, trainer_of
 from unbounded.engines import Graphs
 from unbounded.experiments.records import versions
-from unbounded.training import Augment, ImageData, RateAscent
-from unbounded.training.trainer import Trainer
+from unbounded.training import Augment, ImageData, RateAscent, Trainer
 
 
 def rate_for(depth: int) -> float:
@@ -40,7 +40,7 @@ def rate_for(depth: int) -> float:
     return (low + high) / 20
 
 
-def trainer_of(
+def run_of(
     family: ub.DepthFamily,
     data: ImageData,
     device: torch.device,
@@ -51,41 +51,28 @@ def trainer_of(
     """A run that is ready to step."""
     model = ub.UDN(ub.ResidualConv(3, 10, width=width), ub.Categorical(10), family)
     model.to(device).to(memory_format=torch.channels_last)
-    trainer = Trainer(
-        model, data, validation=None, monitor=None, batch_size=256, num_data=None, seed=0
-    )
     optimizer = ub.make_optimizer(
         model, torch.optim.SGD, 0.05, depth_lr_ratio=0.0, momentum=0.9, nesterov=True, fused=True
     )
-    trainer.configure(
+    return trainer_of(
+        model,
+        data,
+        engine,
         optimizer=optimizer,
-        lr=0.05,
-        depth_lr_ratio=0.0,
-        scheduler=None,
-        schedule_every="epoch",
-        patience=None,
-        select="score",
-        clip=None,
         autocast=torch.bfloat16,
-        grow_every="step",
-        drop_inactive=False,
         depth_rule=rule,
         equal_heads=rule is not None,
-        engine=engine,
-        callbacks=(),
     )
-    return trainer
 
 
 def seconds(trainer: Trainer, epochs: int, device: torch.device) -> list[float]:
     """Wall seconds of each epoch behind the first, whose end the device has reached."""
     found: list[float] = []
-    trainer.engine.start(trainer)
     for _ in range(epochs + 1):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        trainer._epoch()
+        run_epoch(trainer)
         if device.type == "cuda":
             torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
@@ -94,10 +81,10 @@ def seconds(trainer: Trainer, epochs: int, device: torch.device) -> list[float]:
 
 def profile(trainer: Trainer) -> None:
     """The kernels of a few steps, by time."""
-    batches = iter(trainer.data)
+    trainer.engine.begin_epoch(trainer.epoch)
     with torch.profiler.profile() as seen:
         for _ in range(5):
-            trainer.engine.step(next(batches), grow=True)
+            trainer.engine.step(True)
         torch.cuda.synchronize()
     print(
         seen.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=90)
@@ -136,7 +123,7 @@ def main() -> None:
                 ("UDN, RateAscent", ub.TruncatedPoisson(rate_for(depth)), resting),
             ):
                 engine = Graphs(compiles=compiles, tunes=options.tune)
-                trainer = trainer_of(family, data, device, width, engine, rule)
+                trainer = run_of(family, data, device, width, engine, rule)
                 times = seconds(trainer, options.epochs, device)
                 medians[name] = sorted(times)[len(times) // 2]
                 results.append(
@@ -156,7 +143,7 @@ def main() -> None:
                 )
                 if options.profile and device.type == "cuda":
                     profile(trainer)
-                engine.end()
+                engine.finish(best=False)
                 torch.cuda.empty_cache()
             for name in list(medians)[1:]:
                 ratio = medians[name] / medians["finite"]

@@ -1,8 +1,17 @@
 """Timing on noisy machines: alternate the candidates, take the best of several rounds."""
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import unbounded as ub
+from unbounded.engines import Engine
+from unbounded.steps.options import FitOptions
+from unbounded.training.fit import _task
+from unbounded.training.trainer import Trainer
 
 
 def best_times(candidates: Sequence[Callable[[], object]], rounds: int = 7) -> list[float]:
@@ -21,3 +30,27 @@ def best_times(candidates: Sequence[Callable[[], object]], rounds: int = 7) -> l
     finally:
         gc.enable()
     return best
+
+
+def trainer_of(
+    model: ub.UDN, data: Any, engine: Engine, sets: dict[str, Any] | None = None, **options: Any
+) -> Trainer:
+    """A run of `fit` that is ready for its first epoch."""
+    task = partial(
+        _task,
+        [model],
+        [0],
+        data=data,
+        sets=sets or {},
+        batch_size=256,
+        lr=0.005,
+        seed=0,
+        options=FitOptions(**options),
+        lone=True,
+    )
+    return Trainer(task, engine, lone=True, patience=None, callbacks=())
+
+
+def run_epoch(trainer: Trainer) -> None:
+    """One epoch, with scores, history and best epoch."""
+    trainer._epoch(1 << 60, threading.Event())

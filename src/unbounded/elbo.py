@@ -62,8 +62,8 @@ class Evaluation(NamedTuple):
     @property
     def terms(self) -> ElboTerms:
         """The three terms."""
-        parts = (self.log_lik, self.log_ratio, self.cost)
-        return ElboTerms(*((self.q * part).sum(-1) for part in parts))
+        parts = torch.stack([self.log_lik, self.log_ratio, self.cost])
+        return ElboTerms(*(self.q * parts).sum(-1).unbind())
 
     def slopes(self, lik: Tensor | float, depth: Tensor | float, weight: Tensor | float) -> Slopes:
         """Of lik·expected_log_lik + depth·depth_kl + weight·weight_kl, factors `(*lead, 1)`."""

@@ -94,14 +94,12 @@ class Network(nn.Module):
     def active(self, last: int, first: int = 1, *, cumulative_heads: bool = False) -> Active:
         """The parameters of a pass. Gathered anew if any was replaced, frozen or added."""
         stack = self.stack(last, first)
-        hidden = [_parameters(layer) for layer in stack.hidden]
-        heads = [_parameters(head) for head in stack.heads]
-        key = (
-            first,
-            cumulative_heads,
-            [[(id(p), p.requires_grad) for p in module] for module in (*hidden, *heads)],
-        )
+        modules = [_parameters(module) for module in (*stack.hidden, *stack.heads)]
+        # Modules are told apart by their parameters, frozen ones by the sign.
+        key = [id(p) if p.requires_grad else -id(p) for module in modules for p in module]
+        key += (first, last, cumulative_heads)
         if self._known is None or self._known[0] != key:
+            hidden, heads = modules[:last], modules[last:]
             self._known = key, _gather(hidden, heads, first, self.shares_head, cumulative_heads)
         return self._known[1]
 

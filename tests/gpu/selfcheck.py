@@ -1,7 +1,7 @@
-"""Does this machine train populations as it should? `python -m unbounded.engine.selfcheck`.
+"""Does this machine train many models as it should? `python -m tests.gpu.selfcheck`.
 
 Compares CUDA graphs with the same kernels launched one by one, two runs with each other, and
-members with models that `unbounded.fit` trains alone on the CPU; then times the populations of
+members with models that `unbounded.fit` trains alone on the CPU; then times the models of
 the spiral study. Prints one line a check and exits with 1 if one fails. Without a CUDA device
 (`--device cpu`) the comparison of graphs is left out.
 """
@@ -13,17 +13,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from unbounded.engine.loop import fit_population
-from unbounded.engine.population import Population
 
 from unbounded.baselines import DUNLayers
 from unbounded.data import spiral
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.engines import Stacked
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
 from unbounded.priors import PoissonDepth, UniformDepth
-from unbounded.training import fit
+from unbounded.training import Callback, fit
 
 # λ rises from 1 within a few epochs: layers are born and graphs captured anew.
 _RISING = PoissonDepth(12.0)
@@ -61,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compare(title: str, make: Callable[[], list[UDN]], device: torch.device) -> bool:
-    """Graphs against eager, twice the same, population against lone models."""
+    """Graphs against eager, twice the same, many models against lone ones."""
     good = True
     start = time.perf_counter()
     models, depth, captured = _train(make(), device, None)
@@ -96,19 +95,18 @@ def _compare(title: str, make: Callable[[], list[UDN]], device: torch.device) ->
 def _train(
     models: list[UDN], device: torch.device, graphs: bool | None
 ) -> tuple[list[UDN], int, int]:
-    population = Population(
+    engine = Stacked(device=device, graphs=graphs)
+    fit(
         models,
         [_data(index) for index in range(len(models))],
         validation=[_data(index, "validation") for index in range(len(models))],
+        epochs=_EPOCHS,
         batch_size=64,
         depth_lr_ratio=10.0,
-        device=device,
-        graphs=graphs,
+        engine=engine,
+        progress=False,
     )
-    for _ in range(_EPOCHS):
-        population.run_epoch()
-    population.finish()
-    return models, population.depth, population.captured
+    return models, engine.work.depth, engine.captured
 
 
 def _time(title: str, models: list[UDN], device: torch.device, epochs: int) -> None:
@@ -117,18 +115,19 @@ def _time(title: str, models: list[UDN], device: torch.device, epochs: int) -> N
     held_out = [spiral(10, seed=index % 85, part="validation") for index in range(85)]
     marks: list[float] = []
 
-    def mark(population: Population) -> None:
-        marks.append(time.perf_counter())
+    class Mark(Callback):
+        def on_epoch_end(self, trainer, row):
+            marks.append(time.perf_counter())
 
-    fit_population(
+    fit(
         models,
         [data[index % 85] for index in range(len(models))],
         validation=[held_out[index % 85] for index in range(len(models))],
         epochs=epochs,
-        device=device,
+        engine=Stacked(device=device),
         progress=False,
         history_every=epochs,
-        on_epoch=mark,
+        callbacks=[Mark()],
     )
     half = len(marks) // 2 - 1  # graphs are captured in the first epochs
     each = (marks[-1] - marks[half]) / (len(marks) - 1 - half)

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
-    from unbounded import load
-    from unbounded.files import read_header
+    from unbounded.files import load, read_header
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
 

@@ -70,7 +70,6 @@ def fit(
         How training ended, a list of these for a list of models. Ctrl-C keeps the best epoch.
 
     Raises:
-        ValueError: on data or arguments that cannot work, before any training.
         NonFiniteError: if the loss of a lone model is no number any more; the best epoch is
             restored. Of several such a one has `stopped == "diverged"`.
     """

@@ -193,6 +193,11 @@ class Stacked(Engine):
         self._alive, self._born = list(plain["alive"]), list(plain["born"])
         self._failures = {int(model): why for model, why in plain["failures"]}
 
+    @property
+    def captured(self) -> int:
+        """How many CUDA graphs were captured so far."""
+        return self._runner.captured
+
     # The rest -------------------------------------------------------------------------------
 
     def _refuse(self, task: TrainingTask) -> None:
