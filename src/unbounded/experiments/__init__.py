@@ -6,6 +6,8 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 
 from typing import NamedTuple
 
+from unbounded.devices import check_device
+
 
 class StudyError(ValueError):
     """A study cannot do what it was asked for; the message tells the user why, in one line."""
@@ -16,6 +18,19 @@ class Study(NamedTuple):
 
     module: str
     about: str
+
+
+def usable_device(name: str | None) -> str:
+    """The device to train on, tried out; "auto" or None is the GPU if there is one.
+
+    Raises:
+        StudyError: if it cannot be used.
+    """
+    import torch
+
+    if name in (None, "auto"):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return check_device(name, StudyError)
 
 
 def listed(words: str) -> list[str]:

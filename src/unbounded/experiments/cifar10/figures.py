@@ -11,7 +11,7 @@ from unbounded.experiments import figures
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
 from unbounded.experiments.cifar10.results import Result, headline, label, select, spread_of
-from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
+from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,26 +25,6 @@ _GROUPS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((), GREEN, "D"),
 )
 _RULES = {"gradient": "the paper's rule (gradient)", "ascent": "our rule (ascent)"}
-
-
-class NothingToDraw(ValueError):
-    """No run has anything for a figure."""
-
-
-def draw(results: Sequence[Result], note: str = "") -> tuple[dict[str, str], list[str]]:
-    """All figures that can be drawn by file name, and why the others cannot.
-
-    Args:
-        results: the runs, see `results.read`.
-        note: to be written on every figure.
-    """
-    drawn, left_out = {}, []
-    for name, (paint, size) in NAMES.items():
-        try:
-            drawn[name] = figures.render(lambda figure, p=paint: p(figure, results, note), size)  # type: ignore[misc]
-        except NothingToDraw as error:
-            left_out.append(f"{name}: {error}")
-    return drawn, left_out
 
 
 def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> None:

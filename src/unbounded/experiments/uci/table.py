@@ -7,13 +7,13 @@ them.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
-from unbounded.experiments.figures import render
-from unbounded.experiments.pages import markdown_table, rewrite
+from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
 from unbounded.experiments.uci.published import Estimate
@@ -30,12 +30,10 @@ def read(folder: Path) -> Results:
 
 def estimates(result: Mapping[str, Any], metric: str) -> dict[str, Estimate]:
     """Mean and standard error over the splits, for each model of a set."""
-    found = {}
-    for model in LABELS:
-        values = [row[metric] for row in result["rows"] if row["model"] == model]
-        if values:
-            found[model] = summary(values)
-    return found
+    values: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        values.setdefault(row["model"], []).append(row[metric])
+    return {model: summary(values[model]) for model in LABELS if model in values}
 
 
 def summary(values: Sequence[float]) -> Estimate:
@@ -49,8 +47,7 @@ def summary(values: Sequence[float]) -> Estimate:
 
 def not_worse(one: Estimate, other: Estimate) -> bool:
     """At least as good: not worse than the other mean by more than its own standard error."""
-    error = 0.0 if math.isnan(one.error) else one.error
-    return one.mean <= other.mean + error
+    return one.mean <= other.mean + (0.0 if math.isnan(one.error) else one.error)
 
 
 def markdown(results: Results) -> str:
@@ -85,10 +82,11 @@ def _metric_table(
         digits = _digits(best)
         cells = []
         for model in models:
-            cell = _show(row[model], digits) if model in row else "–"
+            cell = plus_minus(*row[model], digits) if model in row else "–"
             cells.append(f"**{cell}**" if row.get(model) == best else cell)
-        cells += [_show(f[name], digits) if name in f else "–" for f in others.values()]
-        rows.append([name, str(len(_splits(results[name]))), *cells])
+        cells += [plus_minus(*f[name], digits) if name in f else "–" for f in others.values()]
+        splits = {row["split"] for row in results[name]["rows"]}
+        rows.append([name, str(len(splits)), *cells])
     return markdown_table(head, rows)
 
 
@@ -119,7 +117,7 @@ def _depths(results: Results) -> str:
     for name, result in results.items():
         depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
-        first, *others = [_show(depths[model], 2) for model in models]
+        first, *others = [plus_minus(*depths[model], 2) for model in models]
         rows.append([name, first, claim, *others])
     return markdown_table(head, rows)
 
@@ -190,45 +188,26 @@ def _has(results: Results, model: str) -> bool:
     return all(any(row["model"] == model for row in r["rows"]) for r in results.values())
 
 
-def _splits(result: Mapping[str, Any]) -> list[int]:
-    return sorted({row["split"] for row in result["rows"]})
-
-
 def _digits(best: Estimate) -> int:
     """Decimals that show the second digit of the standard error, or three of the mean."""
     size = best.error if best.error and math.isfinite(best.error) else abs(best.mean) / 10
     return min(6, max(2, 1 - math.floor(math.log10(size)))) if size > 0 else 3
 
 
-def _show(value: Estimate, digits: int) -> str:
-    mean = f"{value.mean:.{digits}f}".replace("-", "−")
-    return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
-
-
 def write(folder: Path) -> str:
-    """Write `table.md` and `figure.svg` into a folder of results; returns the tables.
-
-    Raises:
-        FileNotFoundError: if there are no results.
-    """
+    """Write `table.md` and `figure.svg` into a folder of results; returns the tables."""
     results = read(folder)
     if not results:
         raise FileNotFoundError(f"{folder} has no results of a set, such as yacht.json")
-    text = markdown(results)
-    records.write_text(folder / "table.md", text)
     errors, depths = (
         {name: estimates(result, metric) for name, result in results.items()}
         for metric in ("rmse", "depth_mean")
     )
-    drawn = render(lambda panels: figure.draw(panels, errors, depths), figure.SIZE)
-    records.write_text(folder / "figure.svg", drawn)
-    return text
+    paint = partial(figure.draw, errors=errors, depths=depths)
+    return publish(folder, markdown(results), {"figure.svg": (paint, figure.SIZE)})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the tables again."""
-    return rewrite(write, __doc__, "folder with NAME.json of each set", arguments)
-
+main = partial(rewrite, write, __doc__, "folder with NAME.json of each set")
 
 if __name__ == "__main__":
     sys.exit(main())
