@@ -4,6 +4,8 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from unbounded.devices import check_device
@@ -33,26 +35,30 @@ def usable_device(name: str | None) -> str:
     return check_device(name, StudyError)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small layers have no work for a second thread, and waiting for one can cost much."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def listed(words: str) -> list[str]:
     """The words between commas or blanks, as in options such as `--models udn,5`."""
     return words.replace(",", " ").split()
 
 
 STUDIES: dict[str, Study] = {
-    "cifar10": Study(
-        "unbounded.experiments.cifar10",
-        "Table 2 and the figures of the depth posterior on CIFAR-10",
-    ),
-    "spiral": Study(
-        "unbounded.experiments.spiral",
-        "Table 1 and the figures of accuracy and depth on the spirals",
-    ),
-    "theorem": Study(
-        "unbounded.experiments.theorem",
-        "the truncated Poisson family: the appendix's figure and Theorem 1",
-    ),
-    "uci": Study(
-        "unbounded.experiments.uci",
-        "nine UCI regression sets against finite networks, DUN and ensembles",
-    ),
+    name: Study(f"unbounded.experiments.{name}", about)
+    for name, about in {
+        "cifar10": "Table 2 and the figures of the depth posterior on CIFAR-10",
+        "spiral": "Table 1 and the figures of accuracy and depth on the spirals",
+        "theorem": "the truncated Poisson family: the appendix's figure and Theorem 1",
+        "uci": "nine UCI regression sets against finite networks, DUN and ensembles",
+    }.items()
 }

@@ -9,8 +9,6 @@ cosine, which spares the last epochs the jumps that a constant one brings.
 
 import math
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.data import spiral
+from unbounded.experiments import one_thread
 from unbounded.layers import Dense
 from unbounded.likelihoods import Categorical, ClassPrediction
 from unbounded.model import UDN
@@ -74,7 +73,7 @@ def run(
         ValueError: on an ω that is not finite, a negative seed, or fewer than one epoch.
     """
     out = page.check_target(out)
-    with _one_thread():
+    with one_thread():
         return _run(out, omega, seed, epochs, progress)
 
 
@@ -123,17 +122,6 @@ def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> Dem
     return found
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Layers of 32 units have no work for a second thread, and waiting for one can cost much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
     """Weights: a cosine from the full rate to a twentieth of it. λ: the same rate throughout."""
 
@@ -141,11 +129,7 @@ def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
         return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
 
     roles = [group["role"] for group in optimizer.param_groups]
-    return LambdaLR(optimizer, [_constant if role == "depth" else cosine for role in roles])
-
-
-def _constant(epoch: int) -> float:
-    return 1.0
+    return LambdaLR(optimizer, [(lambda epoch: 1.0) if r == "depth" else cosine for r in roles])
 
 
 def _summary(found: DemoResult, first_depth: int) -> str:

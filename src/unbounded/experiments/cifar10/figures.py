@@ -147,8 +147,7 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     figures.title(figure, words, ["; ".join(missing), note])
 
 
-Paint = Callable[["Figure", Sequence[Result], str], None]
-NAMES: dict[str, tuple[Paint, tuple[float, float]]] = {
+NAMES: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {
     "posterior.svg": (posterior, (7.6, 4.0)),
     "evolution.svg": (evolution, (8.7, 4.0)),
     "accuracy_by_depth.svg": (depths, (7.6, 4.8)),
