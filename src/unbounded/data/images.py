@@ -190,10 +190,8 @@ def from_arrays(
 
 def _bytes(x: NDArray[Any]) -> Pixels:
     """Pixels as bytes if that loses nothing."""
-    if x.dtype == np.uint8:
-        return x
-    if x.dtype.kind in "iuf" and not x.size:
-        return x.astype(np.uint8)  # the constructor tells what is missing
+    if x.dtype == np.uint8 or (x.dtype.kind in "iuf" and not x.size):
+        return x.astype(np.uint8, copy=False)  # of none, the constructor tells what is missing
     if x.dtype.kind in "iu":
         if x.min() < 0 or x.max() > 255:
             raise ValueError(f"pixels must be 0 to 255, got {x.min()} to {x.max()}")

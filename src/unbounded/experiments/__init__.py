@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
+
 from unbounded.devices import check_device
 
 
@@ -23,14 +25,8 @@ class Study(NamedTuple):
 
 
 def usable_device(name: str | None) -> str:
-    """The device to train on, tried out; "auto" or None is the GPU if there is one.
-
-    Raises:
-        StudyError: if it cannot be used.
-    """
-    import torch
-
-    if name in (None, "auto"):
+    """The device to train on, tried out; "auto" or None is the GPU if there is one."""
+    if name is None or name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return check_device(name, StudyError)
 
@@ -38,8 +34,6 @@ def usable_device(name: str | None) -> str:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Small layers have no work for a second thread, and waiting for one can cost much."""
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

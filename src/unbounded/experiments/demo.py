@@ -37,14 +37,10 @@ _ROWS = 1024
 class DemoResult:
     """What the demo found."""
 
-    path: Path
-    """Where the page is."""
-    accuracy: float
-    """Of the mixture over depths, on the test set."""
-    accuracy_by_depth: list[float]
-    """Of each depth alone."""
-    depth_probs: list[float]
-    """q(1), q(2), …"""
+    path: Path  # of the page
+    accuracy: float  # of the mixture over depths, on the test set
+    accuracy_by_depth: list[float]  # of each depth alone
+    depth_probs: list[float]  # q(1), q(2), …
     depth_mean: float
     max_depth: int
     fit: FitResult
@@ -135,12 +131,14 @@ def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
 def _summary(found: DemoResult, first_depth: int) -> str:
     """What the terminal says at the end."""
     result = found.fit
+    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
     by_depth = "\n".join(
         f"{first_depth + index:>5}  {accuracy:>8.1%}"
         for index, accuracy in enumerate(found.accuracy_by_depth)
     )
     return (
-        f"\nPosterior over depth after {_training(result)}\n\n"
+        f"\nPosterior over depth after {len(result.history):,} epochs in "
+        f"{result.seconds:.1f} s{end}, weights of epoch {result.best_epoch:,}\n\n"
         f"{depth_bars(found.depth_probs, first_depth)}\n\n"
         f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}\n{_births(result)}\n\n"
         f"Test accuracy of the mixture over depths: {found.accuracy:.1%}; of each depth alone:\n\n"
@@ -181,14 +179,6 @@ def _page(found: DemoResult, omega: float, test: tuple[Tensor, Tensor]) -> str:
             sections.elbo_terms(result.history),
             sections.score_over_time(result.history, "accuracy"),
         ],
-    )
-
-
-def _training(result: FitResult) -> str:
-    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
-    return (
-        f"{len(result.history):,} epochs in {result.seconds:.1f} s{end}, "
-        f"weights of epoch {result.best_epoch:,}"
     )
 
 

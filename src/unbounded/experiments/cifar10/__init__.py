@@ -36,33 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as all, or deer,automobile: every model learns every group (default: all, and "
         "for the UDN also deer,automobile and cat,dog)",
     )
-    add(
-        "--lambda0",
-        metavar="LIST",
-        help=f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
-        f"{PAPER_LAMBDA0:g})",
-    )
-    add(
-        "--rules",
-        default="ascent",
-        metavar="NAMES",
-        help="how λ moves: ascent, gradient (the paper's), or both (default: ascent)",
-    )
+    starts = f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
+    add("--lambda0", metavar="LIST", help=f"{starts}{PAPER_LAMBDA0:g})")
+    rules = "how λ moves: ascent, gradient (the paper's), or both (default: ascent)"
+    add("--rules", default="ascent", metavar="NAMES", help=rules)
     add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
-    add(
-        "--schedule",
-        choices=("paper", "fast"),
-        default="fast",
-        help="the paper's 500 epochs, or a short one (default: fast)",
-    )
+    schedules = "the paper's 500 epochs, or a short one (default: fast)"
+    add("--schedule", choices=("paper", "fast"), default="fast", help=schedules)
     add("--epochs", type=int, metavar="N", help="if not the schedule's own number")
-    add(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="other changes of the recipe, such as concentration=4 or validation=5000",
-    )
+    changes = "other changes of the recipe, such as concentration=4 or validation=5000"
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=changes)
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
     add("--data", type=Path, help="folder with CIFAR-10; else $UNBOUNDED_DATA, or a download")
     add("--out", type=Path, help=f"folder to write (default: {OUT}; quick: {QUICK_OUT})")
@@ -211,8 +194,9 @@ def child(
     for option in ("models", "seeds", "epochs", "data"):
         value = getattr(options, option)
         words += [] if value is None else [f"--{option}", str(value)]
-    words += ["--classes", *options.classes] if options.classes else []
-    words += ["--set", *options.set] if options.set else []
+    for option in ("classes", "set"):
+        values = getattr(options, option)
+        words += [f"--{option}", *values] if values else []
     words += [] if until is None else ["--until", f"{until:.2f}"]
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
 

@@ -140,11 +140,11 @@ def scores(
     model: UDN, held_out: ImageData, name: str, autocast: torch.dtype | None
 ) -> dict[str, Any]:
     """Accuracy, log score and calibration of the mixture, q(ℓ), accuracy of each depth alone."""
-    right: list[Any] = []
-    probabilities: list[Any] = []
-    device = model.anchor.device
+    right, probabilities = [], []
     bound = batches(held_out, model, what=name, batch_size=_ROWS)
-    with torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+    with torch.autocast(
+        model.anchor.device.type, autocast or torch.bfloat16, enabled=autocast is not None
+    ):
         for x, y, _ in bound:
             prediction = predict(model, x)
             assert isinstance(prediction, ClassPrediction)
@@ -152,12 +152,11 @@ def scores(
             right.append((prediction.classes_by_depth == y).float().cpu().numpy())
     probs, labels = np.concatenate(probabilities), np.asarray(held_out.y)
     chosen = np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)
-    posterior = model.depth_log_probs().detach().exp().tolist()
     return {
         f"{name}_accuracy": metrics.accuracy(labels, probs),
         f"{name}_log_score": float(np.log(chosen).mean()),
         f"{name}_ece": float(metrics.ece(labels, probs)),
-        "posterior": posterior,
+        "posterior": model.depth_log_probs().detach().exp().tolist(),
         "accuracy_by_depth": np.concatenate(right, 1).mean(1).tolist(),
     }
 

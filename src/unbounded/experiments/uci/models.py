@@ -34,17 +34,10 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A UDN by its posterior over the depth. What is None is as the recipe has it.
+    """A UDN by its posterior over the depth. What is None is as the recipe has it."""
 
-    Attributes:
-        concentration: ν of `TruncatedConwayMaxwell`; 1 is the paper's truncated Poisson.
-        rate: the first λ or μ.
-        prior_rate: α of the prior on the depth.
-        depth_lr_ratio: rate of λ as a multiple of the weights'.
-    """
-
-    concentration: float = 1.0
-    rate: float | None = None
+    concentration: float = 1.0  # ν of TruncatedConwayMaxwell; 1 is the paper's truncated Poisson
+    rate: float | None = None  # the first λ or μ
     prior_rate: float | None = None
     depth_lr_ratio: float | None = None
 

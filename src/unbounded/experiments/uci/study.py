@@ -54,26 +54,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class UCISettings:
-    """Which splits and models of one set are trained, and how.
+    """Which splits and models of one set are trained, and how."""
 
-    Attributes:
-        kind: "standard" or "gap".
-        splits: their numbers.
-        models: keys of `models.LABELS`.
-        recipe: how.
-        seeds: of the members of an ensemble; single networks have the first.
-        device: where to train.
-        chunk: networks at a time; by default 64 on a CPU, all at once elsewhere.
-        variants: the UDNs among the models.
-    """
-
-    kind: str
+    kind: str  # "standard" or "gap"
     splits: Sequence[int]
-    models: Sequence[str]
+    models: Sequence[str]  # keys of `models.LABELS`, or of `variants`
     recipe: Recipe
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # of the members of an ensemble; single networks have the first
     device: str | torch.device = "cpu"
-    chunk: int | None = None
+    chunk: int | None = None  # networks at a time; by default 64 on a CPU, all at once elsewhere
     variants: Mapping[str, models_.Variant] = field(default_factory=lambda: models_.VARIANTS)
 
     @property

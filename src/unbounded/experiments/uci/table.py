@@ -52,16 +52,12 @@ def not_worse(one: Estimate, other: Estimate) -> bool:
 
 def markdown(results: Results) -> str:
     """Everything as one page of tables."""
-    kind = next(iter(results.values()))["configuration"]["kind"]
-    gap = kind == "gap"
+    gap = next(iter(results.values()))["configuration"]["kind"] == "gap"
     parts = []
-    for metric, title, others in (
-        ("rmse", "RMSE", published.RMSE | {"HistGB": published.BOOSTING}),
-        ("nll", "NLL", published.NLL),
-        ("crps", "CRPS", {}),
-    ):
+    tables = {"RMSE": published.RMSE | {"HistGB": published.BOOSTING}, "NLL": published.NLL}
+    for title, others in (tables | {"CRPS": {}}).items():
         parts.append(f"### {title}, original units, mean ± standard error over the splits\n")
-        parts.append(_metric_table(results, metric, {} if gap else others))
+        parts.append(_metric_table(results, title.lower(), {} if gap else others))
     parts += ["### Coverage (and mean width) of central intervals\n", _coverage(results)]
     parts += ["### E[ℓ] of the UDN\n", _depths(results)]
     if not gap:
@@ -134,11 +130,8 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
         found.setdefault(claim, {})[name] = good
 
     for name, result in results.items():
-        for metric, title, others in (
-            ("rmse", "RMSE", published.RMSE),
-            ("nll", "NLL", published.NLL),
-        ):
-            row = estimates(result, metric)
+        for title, others in (("RMSE", published.RMSE), ("NLL", published.NLL)):
+            row = estimates(result, title.lower())
             finite = [row[m] for m in FINITE if m in row]
             for model in ("udn", *CHOSEN):
                 if model not in row or len(finite) < len(FINITE):
@@ -146,8 +139,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
                 best = min(finite, key=lambda f: f.mean)
                 good = not_worse(row[model], best)
                 note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
-                mean = sum(f.mean for f in finite) / len(finite)
-                good = row[model].mean < mean
+                good = row[model].mean < sum(f.mean for f in finite) / len(finite)
                 note(f"{LABELS[model]} better than their average, {title}", name, good)
             ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble") if m in row]
             if not ours:
@@ -155,7 +147,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
             known = min((f[name] for f in others.values() if name in f), key=lambda f: f.mean)
             good = any(not_worse(one, known) for one in ours)
             note(f"best UDN variant as good as the best published, {title}", name, good)
-            if metric == "rmse":
+            if title == "RMSE":
                 good = any(not_worse(one, published.BOOSTING[name]) for one in ours)
                 note("best UDN variant as good as gradient boosting, RMSE", name, good)
     return found
