@@ -85,14 +85,11 @@ def reliability(labels: Any, probs: Any, bins: int = 15, *, adaptive: bool = Fal
     row_bin = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, len(edges) - 2)
     count = np.bincount(row_bin, minlength=len(edges) - 1)
     filled = count > 0
-    size = count[filled]
-    return Reliability(
-        np.bincount(row_bin, confidence, len(edges) - 1)[filled] / size,
-        np.bincount(row_bin, correct, len(edges) - 1)[filled] / size,
-        size,
-        edges[:-1][filled],
-        edges[1:][filled],
+    mean, right = (
+        np.bincount(row_bin, values, len(edges) - 1)[filled] / count[filled]
+        for values in (confidence, correct)
     )
+    return Reliability(mean, right, count[filled], edges[:-1][filled], edges[1:][filled])
 
 
 def ece(labels: Any, probs: Any, bins: int = 15) -> float:
@@ -165,9 +162,8 @@ def r2(y: Any, mean: Any) -> float:
 
     Where y is constant: 1 if every prediction is right, else 0.
     """
-    error = _errors(y, mean)
     values = _floats(y)
-    left = (error**2).sum(0)
+    left = (_errors(y, mean) ** 2).sum(0)
     spread = ((values - values.mean(0)) ** 2).sum(0)
     constant = spread == 0
     safe = np.where(constant, 1.0, spread)
@@ -238,17 +234,14 @@ def mixture_quantile(
 
 def coverage(y: Any, lower: Any, upper: Any) -> float:
     """The share of targets with lower ≤ y ≤ upper."""
-    target = _floats(y)
-    low, high = _floats(lower), _floats(upper)
-    _same_shape(target, low, "lower")
-    _same_shape(target, high, "upper")
+    target, low = _alike(y, lower, "lower")
+    _, high = _alike(y, upper, "upper")
     return float(((low <= target) & (target <= high)).mean())
 
 
 def mean_width(lower: Any, upper: Any) -> float:
     """The mean of upper − lower."""
-    low, high = _floats(lower), _floats(upper)
-    _same_shape(low, high, "upper")
+    low, high = _alike(lower, upper, "upper")
     return float((high - low).mean())
 
 
@@ -261,23 +254,14 @@ class Interval(NamedTuple):
 
 
 def mixture_intervals(
-    y: Any,
-    depth_probs: Any,
-    means: Any,
-    scales: Any,
-    levels: Sequence[float] = (0.5, 0.9, 0.95),
+    y: Any, depth_probs: Any, means: Any, scales: Any, levels: Sequence[float] = (0.5, 0.9, 0.95)
 ) -> list[Interval]:
     """Coverage and mean width of the central intervals from quantile (1−p)/2 to (1+p)/2."""
-    target = _floats(y)
-    tails = [[(1 - level) / 2, (1 + level) / 2] for level in levels]
-    bounds = mixture_quantile([t for pair in tails for t in pair], depth_probs, means, scales)
+    tails = [(1 + sign * level) / 2 for level in levels for sign in (-1, 1)]
+    bounds = mixture_quantile(tails, depth_probs, means, scales)
     return [
-        Interval(
-            float(level),
-            coverage(target, bounds[2 * k], bounds[2 * k + 1]),
-            mean_width(bounds[2 * k], bounds[2 * k + 1]),
-        )
-        for k, level in enumerate(levels)
+        Interval(float(level), coverage(y, low, high), mean_width(low, high))
+        for level, low, high in zip(levels, bounds[::2], bounds[1::2], strict=True)
     ]
 
 
@@ -344,16 +328,18 @@ def _labels(values: Any) -> NDArray[np.int64]:
 
 
 def _errors(y: Any, mean: Any) -> Floats:
-    target, prediction = _floats(y), _floats(mean)
-    _same_shape(target, prediction, "mean")
+    target, prediction = _alike(y, mean, "mean")
     if target.size == 0:
         raise ValueError("there are no rows to score")
     return target - prediction
 
 
-def _same_shape(a: Floats, b: Floats, name: str) -> None:
+def _alike(one: Any, other: Any, name: str) -> tuple[Floats, Floats]:
+    """Both as floats, of one shape."""
+    a, b = _floats(one), _floats(other)
     if a.shape != b.shape:
         raise ValueError(f"{name} must have shape {a.shape}, got {b.shape}")
+    return a, b
 
 
 def _array(values: Any) -> NDArray[Any]:

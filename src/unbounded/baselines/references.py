@@ -23,12 +23,8 @@ def nearest_neighbours(
     """Test accuracy of the number of neighbours that does best on the validation part."""
     from sklearn.neighbors import KNeighborsClassifier
 
-    return _select(
-        [(KNeighborsClassifier(count), {"neighbours": count}) for count in counts],
-        train,
-        validation,
-        test,
-    )
+    candidates = [(KNeighborsClassifier(count), {"neighbours": count}) for count in counts]
+    return _select(candidates, train, validation, test)
 
 
 def rbf_svm(
@@ -41,12 +37,8 @@ def rbf_svm(
     """Test accuracy of the penalty C and kernel γ that do best on the validation part."""
     from sklearn.svm import SVC
 
-    return _select(
-        [(SVC(C=c, gamma=g), {"C": c, "gamma": g}) for c in penalties for g in widths],
-        train,
-        validation,
-        test,
-    )
+    candidates = [(SVC(C=c, gamma=g), {"C": c, "gamma": g}) for c in penalties for g in widths]
+    return _select(candidates, train, validation, test)
 
 
 def bayes_accuracy(omega: float, noise: float = NOISE, points: int = 521) -> float:
@@ -86,24 +78,11 @@ def bayes_accuracy(omega: float, noise: float = NOISE, points: int = 521) -> flo
 
 
 def _select(
-    candidates: Sequence[tuple[Any, dict[str, float]]],
-    train: Split,
-    validation: Split,
-    test: Split,
+    candidates: Sequence[tuple[Any, dict[str, Any]]], train: Split, validation: Split, test: Split
 ) -> dict[str, float]:
     """The best candidate by validation accuracy (the first of equals), scored on the test part."""
-    (x, y), (x_val, y_val), (x_test, y_test) = (
-        (a.numpy(), b.numpy()) for a, b in (train, validation, test)
-    )
-    best: tuple[float, Any, dict[str, float]] | None = None
-    for model, settings in candidates:
-        accuracy = float(model.fit(x, y).score(x_val, y_val))
-        if best is None or accuracy > best[0]:
-            best = (accuracy, model, settings)
-    assert best is not None
-    accuracy, model, settings = best
-    return {
-        "test_accuracy": float(model.score(x_test, y_test)),
-        "val_accuracy": accuracy,
-        **settings,
-    }
+    (x, y), held_out, unseen = ((a.numpy(), b.numpy()) for a, b in (train, validation, test))
+    scores = [float(model.fit(x, y).score(*held_out)) for model, _ in candidates]
+    best = max(scores)
+    model, settings = candidates[scores.index(best)]
+    return {"test_accuracy": float(model.score(*unseen)), "val_accuracy": best, **settings}

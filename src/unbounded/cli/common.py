@@ -160,16 +160,9 @@ def check_device(name: str) -> str:
     Raises:
         CommandError: if it is not.
     """
-    import torch
+    from unbounded import devices
 
-    if name == "auto":
-        return name
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise CommandError(f"the device {name!r} cannot be used: {reason}") from None
-    return name
+    return devices.check_device(name, CommandError)
 
 
 def positive(text: str) -> int:

@@ -26,20 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.data import pickles
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
+from unbounded.data.downloads import (
+    FOLDER,
+    DataError,
+    cache_folder,
+    fetch,
+    read_arrays,
+    save_arrays,
+)
 from unbounded.data.images import Images
 
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
 )
 ALIASES = {"car": "automobile", "plane": "airplane", "aeroplane": "airplane"}
 """Other words for classes; the paper says "car"."""
@@ -60,23 +59,14 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of the set before it is read.
+    """What is known of the set before it is read."""
 
-    Attributes:
-        train: how many images are for training; they come first.
-        test: how many are for testing.
-        pixels: SHA-256 of all pixels, `(rows, height, width, channel)`.
-        labels: SHA-256 of all labels, a byte each.
-        url: the archive of the pickled batches.
-        md5: of that archive, as its authors publish it.
-    """
-
-    train: int
+    train: int  # how many images are for training; they come first
     test: int
-    pixels: str
-    labels: str
-    url: str
-    md5: str
+    pixels: str  # SHA-256 of all pixels, (rows, height, width, channel)
+    labels: str  # SHA-256 of all labels, a byte each
+    url: str  # the archive of the pickled batches
+    md5: str  # of that archive, as its authors publish it
 
 
 ENTRY = Entry(
@@ -101,7 +91,7 @@ def load(
     folder: str | Path | None = None,
     *,
     cache: str | Path | None = None,
-    entry: Entry | None = None,
+    entry: Entry = ENTRY,
 ) -> CIFAR10:
     """The training and the test images.
 
@@ -111,12 +101,11 @@ def load(
             cache, and if it is not there a download into it.
         cache: where the download is kept; by default UNBOUNDED_CACHE or
             ~/.cache/unbounded/cifar10.
-        entry: what it must be; `ENTRY` by default.
+        entry: what it must be.
 
     Raises:
         DataError: if the set is missing or damaged, or the download fails.
     """
-    entry = ENTRY if entry is None else entry
     folder = folder or os.environ.get(FOLDER)
     if folder:
         return read(find(Path(folder)), entry)
@@ -130,11 +119,7 @@ def load(
 
 
 def find(folder: Path) -> Path:
-    """The set in a folder: the first of its forms, in the folder itself or one level below.
-
-    Raises:
-        DataError: if there is none.
-    """
+    """The set in a folder: the first of its forms, in the folder itself or one level below."""
     if folder.is_file():
         return folder
     below = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
@@ -150,13 +135,8 @@ def find(folder: Path) -> Path:
     )
 
 
-def read(path: Path, entry: Entry | None = None) -> CIFAR10:
-    """The set from a file or folder in one of its forms.
-
-    Raises:
-        DataError: if it is not what it should be.
-    """
-    entry = ENTRY if entry is None else entry
+def read(path: Path, entry: Entry = ENTRY) -> CIFAR10:
+    """The set from a file or folder in one of its forms, checked."""
     try:
         if path.is_dir():
             x, y = _together(path, _from_folder(path))
@@ -172,19 +152,11 @@ def read(path: Path, entry: Entry | None = None) -> CIFAR10:
     return _checked(str(path), x, y, entry)
 
 
-def download(path: Path, entry: Entry | None = None) -> None:
+def download(path: Path, entry: Entry = ENTRY) -> None:
     """Fetch the archive, check what it holds, and write it to `path` as `cifar10.npz`.
 
     The file appears whole or not at all; nothing is left behind by a download that fails.
-
-    Args:
-        path: the file to write.
-        entry: where the archive is and what it must be; `ENTRY` by default.
-
-    Raises:
-        DataError: if the archive cannot be downloaded, or a checksum is another.
     """
-    entry = ENTRY if entry is None else entry
     content = fetch(entry.url, _INSTEAD)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != entry.md5:
@@ -215,23 +187,21 @@ def _checked(source: str, x: Bytes, y: Bytes, entry: Entry) -> CIFAR10:
                 f"{source} is damaged, or not the original: the checksum of its {name} is {found}, "
                 f"it should be {wanted}"
             )
-    labels = y.astype(np.int64)
-    cut = entry.train
-    return CIFAR10(
-        Images(x[:cut], labels[:cut], CLASSES, ALIASES),
-        Images(x[cut:], labels[cut:], CLASSES, ALIASES),
-    )
+    labels, parts = y.astype(np.int64), (slice(entry.train), slice(entry.train, None))
+    return CIFAR10(*(Images(x[part], labels[part], CLASSES, ALIASES) for part in parts))
 
 
 def _from_npz(path: Path) -> tuple[Bytes, Bytes]:
-    # Opened here: of a damaged file NumPy forgets to close its own.
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        x, y = file["x"], file["y"]
+    x, y = read_arrays(path, "x", "y")
     if x.dtype != np.uint8 or y.dtype.kind not in "iu":
         raise DataError(f"{path}: x must be bytes and y whole numbers, got {x.dtype} and {y.dtype}")
+    return x, _labels(str(path), y)
+
+
+def _labels(source: str, y: NDArray[Any]) -> Bytes:
     if y.size and (y.min() < 0 or y.max() > 255):
-        raise DataError(f"{path}: labels must be 0 to 9, got {y.min()} to {y.max()}")
-    return x, y.astype(np.uint8)
+        raise DataError(f"{source}: labels must be 0 to 9, got {y.min()} to {y.max()}")
+    return y.astype(np.uint8)
 
 
 Batch = tuple[str, Bytes, Bytes]  # name, rows of pixels, labels
@@ -261,10 +231,8 @@ def _from_archive(opened: Any) -> Iterator[Batch]:
 
 def _together(source: Any, batches: Iterator[Batch]) -> tuple[Bytes, Bytes]:
     """All batches in their order, pixels as `(rows, height, width, channel)`."""
-    found: dict[str, tuple[Bytes, Bytes]] = {}
     try:
-        for name, pixels, labels in batches:
-            found[name] = pixels, labels
+        found = {name: (pixels, labels) for name, pixels, labels in batches}
     except DataError:
         raise
     except Exception as error:
@@ -297,8 +265,6 @@ def _batch(name: str, content: bytes) -> tuple[Bytes, Bytes]:
                 f"data must be bytes (rows, {_PIXELS}) and labels (rows,), got {x.dtype} "
                 f"{x.shape} and {y.dtype} {y.shape}"
             )
-        if y.size and (y.min() < 0 or y.max() > 255):
-            raise ValueError(f"labels must be 0 to 9, got {y.min()} to {y.max()}")
+        return x, _labels(name, y)
     except Exception as error:  # a broken pickle raises anything
         raise DataError(f"{name} is not a batch of CIFAR-10: {error!r}") from None
-    return x, y.astype(np.uint8)

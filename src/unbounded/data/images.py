@@ -18,38 +18,20 @@ Labels = NDArray[np.int64]
 
 _CHANNELS = (1, 3)  # grey and colour: what a channel axis is recognised by
 _ENDINGS = (
-    ".png",
-    ".jpg",
-    ".jpeg",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".pbm",
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".pbm"),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images with their classes.
+    """Images with their classes, checked."""
 
-    Attributes:
-        x: pixels, `(rows, height, width, channel)`, bytes.
-        y: labels, `(rows,)`, from 0: places in `classes`.
-        classes: the names of the classes, each once.
-        aliases: other words for classes, word → name; `only` understands them.
-
-    Raises:
-        ValueError: if these do not fit together.
-    """
-
-    x: Pixels
-    y: Labels
-    classes: tuple[str, ...]
+    x: Pixels  # (rows, height, width, channel), bytes
+    y: Labels  # (rows,), from 0: places in `classes`
+    classes: tuple[str, ...]  # the names of the classes, each once
     aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Other words for classes, word → name; `only` understands them."""
 
     def __post_init__(self) -> None:
         for name, array, dtype in (("x", self.x, np.uint8), ("y", self.y, np.int64)):
@@ -127,7 +109,6 @@ class Images:
 
         Raises:
             ValueError: if the rows are neither, or there are none.
-            IndexError: if there is no such row.
         """
         chosen = np.asarray(rows)
         if chosen.dtype == bool:
@@ -147,13 +128,6 @@ class Images:
         A class with c images gives c·fraction of them to the held-out part, rounded so that the
         whole part is as near to `fraction` as it can be, and has at least one image on each side.
         Both parts keep the order of the images.
-
-        Args:
-            fraction: of the images, for the held-out part; between 0 and 1.
-            seed: of the choice.
-
-        Returns:
-            The rest, for training, and the held-out part, for validation.
 
         Raises:
             ValueError: if the fraction is not between 0 and 1, or a class has one image alone.
@@ -216,10 +190,8 @@ def from_arrays(
 
 def _bytes(x: NDArray[Any]) -> Pixels:
     """Pixels as bytes if that loses nothing."""
-    if x.dtype == np.uint8:
-        return x
-    if x.dtype.kind in "iuf" and not x.size:
-        return x.astype(np.uint8)  # the constructor tells what is missing
+    if x.dtype == np.uint8 or (x.dtype.kind in "iuf" and not x.size):
+        return x.astype(np.uint8, copy=False)  # of none, the constructor tells what is missing
     if x.dtype.kind in "iu":
         if x.min() < 0 or x.max() > 255:
             raise ValueError(f"pixels must be 0 to 255, got {x.min()} to {x.max()}")

@@ -16,24 +16,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.data.downloads import FOLDER, DataError, cache_folder, fetch, save_arrays
+from unbounded.data.downloads import (
+    FOLDER,
+    DataError,
+    cache_folder,
+    fetch,
+    read_arrays,
+    save_arrays,
+)
 
 Floats = NDArray[np.float64]
 Masks = NDArray[np.bool_]
+_KEYS = ("X", "y", "test_masks", "gap_test_masks")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the authors of the published tables put a set, as text files.
+    """Where the authors of the published tables put a set, as text files."""
 
-    Attributes:
-        data: the folder with `data.txt`, `index_features.txt`, `index_target.txt` and the
-            standard splits `index_test_0.txt`, …
-        gap: the folder with the gap splits `index_test_0.txt`, …
-    """
-
-    data: str
-    gap: str
+    data: str  # the folder with data.txt, index_features.txt, index_target.txt, and the splits
+    gap: str  # the folder with the gap splits index_test_0.txt, …
 
 
 @dataclass(frozen=True)
@@ -48,23 +50,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class UCISet:
-    """One of the nine sets, in original units.
-
-    Attributes:
-        name: of the set.
-        x: inputs, `(rows, feature)`.
-        y: targets, `(rows,)`.
-        test_masks: the standard splits, `(splits, rows)`: true at test rows.
-        gap_test_masks: those whose test rows are the middle third along one input.
-        checksum: of all of it, see `checksum`.
-    """
+    """One of the nine sets, in original units."""
 
     name: str
-    x: Floats
-    y: Floats
-    test_masks: Masks
-    gap_test_masks: Masks
-    checksum: str
+    x: Floats  # inputs, (rows, feature)
+    y: Floats  # targets, (rows,)
+    test_masks: Masks  # the standard splits, (splits, rows): true at test rows
+    gap_test_masks: Masks  # those whose test rows are the middle third along one input
+    checksum: str  # of all of it, see `checksum`
 
     def masks(self, kind: str = "standard") -> Masks:
         """The splits of a kind, "standard" or "gap"."""
@@ -127,20 +120,18 @@ def load(name: str, folder: str | Path | None = None, *, cache: str | Path | Non
     Raises:
         DataError: if the file is missing or damaged, or the download fails.
     """
-    if name not in SETS:
-        raise DataError(f"there is no set {name!r}; there are: {', '.join(SETS)}")
+    names([name])
     folder = folder or os.environ.get(FOLDER)
     if folder:
         path = Path(folder) / f"{name}.npz"
         below = sorted(Path(folder).glob(f"*/{name}.npz"))  # the variable serves every data set
-        if not path.is_file() and below:
-            path = below[0]
-        if not path.is_file():
-            raise DataError(
-                f"{path} is not there; --data (or {FOLDER}) must name a folder with NAME.npz "
-                "of each set"
-            )
-        return read(path, name)
+        for there in (path, *below):
+            if there.is_file():
+                return read(there, name)
+        raise DataError(
+            f"{path} is not there; --data (or {FOLDER}) must name a folder with NAME.npz "
+            "of each set"
+        )
     path = cache_folder(cache, "uci") / f"{name}.npz"
     if not path.is_file():
         download(name, path)
@@ -151,31 +142,24 @@ def load(name: str, folder: str | Path | None = None, *, cache: str | Path | Non
 
 
 def read(path: Path, name: str) -> UCISet:
-    """A set from its file.
-
-    Raises:
-        DataError: if the file is not what it should be.
-    """
+    """A set from its file, checked."""
     try:
-        # Opened here: of a damaged file NumPy forgets to close its own.
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("X", "y", "test_masks", "gap_test_masks")}
+        x, y, *packed = read_arrays(path, *_KEYS)
     except Exception as error:  # NumPy and zipfile raise a dozen kinds
         raise DataError(f"{path} is not a set of this kind: {error}") from None
-    x, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.float64)
+    x, y = x.astype(np.float64), y.astype(np.float64)
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise DataError(
             f"{path}: X must be (rows, features) and y (rows,), got {x.shape} and {y.shape}"
         )
-    masks = []
-    for key in ("test_masks", "gap_test_masks"):
-        packed = arrays[key]
-        if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != -(-len(y) // 8):
+    size, masks = -(-len(y) // 8), []
+    for key, bits in zip(_KEYS[2:], packed, strict=True):
+        if bits.dtype != np.uint8 or bits.ndim != 2 or bits.shape[1] != size:
             raise DataError(
-                f"{path}: {key} must be bytes of shape (splits, {-(-len(y) // 8)}), got "
-                f"{packed.dtype} {packed.shape}"
+                f"{path}: {key} must be bytes of shape (splits, {size}), got "
+                f"{bits.dtype} {bits.shape}"
             )
-        masks.append(np.unpackbits(packed, axis=1)[:, : len(y)].astype(bool))
+        masks.append(np.unpackbits(bits, axis=1)[:, : len(y)].astype(bool))
     return UCISet(name, x, y, masks[0], masks[1], checksum(x, y, *masks))
 
 
@@ -184,27 +168,18 @@ def checksum(x: Floats, y: Floats, test_masks: Masks, gap_test_masks: Masks) -> 
     found = hashlib.sha256()
     packed = [np.packbits(masks, axis=1) for masks in (test_masks, gap_test_masks)]
     numbers = [np.ascontiguousarray(values, dtype="<f8") for values in (x, y)]
-    names = ("X", "y", "test_masks", "gap_test_masks")
-    for key, array in zip(names, [*numbers, *packed], strict=True):
+    for key, array in zip(_KEYS, [*numbers, *packed], strict=True):
         found.update(f"{key}{array.shape}".encode())
         found.update(array.tobytes())
     return found.hexdigest()
 
 
-def download(name: str, path: Path, entry: Entry | None = None) -> None:
+def download(name: str, path: Path) -> None:
     """Fetch the text files of a set, check what they hold, and write it to `path`.
 
     The file appears whole or not at all; nothing is left behind by a download that fails.
-
-    Args:
-        name: of the set.
-        path: the file to write.
-        entry: where it is and what it must be; the one in `SETS` by default.
-
-    Raises:
-        DataError: if a file cannot be downloaded, or the checksum is another.
     """
-    entry = SETS[name] if entry is None else entry
+    entry = SETS[name]
     source = entry.source
     try:
         table = np.loadtxt(io.BytesIO(fetch(f"{source.data}/data.txt", _INSTEAD)), ndmin=2)
@@ -221,8 +196,8 @@ def download(name: str, path: Path, entry: Entry | None = None) -> None:
             f"{name}: the checksum of what {source.data} sent is {found}, it should be "
             f"{entry.checksum}; {_INSTEAD}"
         )
-    packed, gap_packed = np.packbits(test, axis=1), np.packbits(gap, axis=1)
-    save_arrays(path, compressed=True, X=x, y=y, test_masks=packed, gap_test_masks=gap_packed)
+    packed = [np.packbits(masks, axis=1) for masks in (test, gap)]
+    save_arrays(path, compressed=True, **dict(zip(_KEYS, [x, y, *packed], strict=True)))
 
 
 _INSTEAD = f"put NAME.npz into a folder and name it by --data or {FOLDER}"
@@ -240,11 +215,7 @@ def _indices(url: str) -> NDArray[np.int64]:
 
 
 def names(chosen: Sequence[str] | None = None) -> list[str]:
-    """The names of the sets, or the chosen ones, checked and in the order of `SETS`.
-
-    Raises:
-        DataError: if one is not known.
-    """
+    """The names of the sets, or the chosen ones, checked and in the order of `SETS`."""
     unknown = [name for name in chosen or () if name not in SETS]
     if unknown:
         raise DataError(f"there is no set {unknown[0]!r}; there are: {', '.join(SETS)}")

@@ -4,7 +4,13 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+import torch
+
+from unbounded.devices import check_device
 
 
 class StudyError(ValueError):
@@ -18,26 +24,35 @@ class Study(NamedTuple):
     about: str
 
 
+def usable_device(name: str | None) -> str:
+    """The device to train on, tried out; "auto" or None is the GPU if there is one."""
+    if name is None or name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return check_device(name, StudyError)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small layers have no work for a second thread, and waiting for one can cost much."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def listed(words: str) -> list[str]:
     """The words between commas or blanks, as in options such as `--models udn,5`."""
     return words.replace(",", " ").split()
 
 
 STUDIES: dict[str, Study] = {
-    "cifar10": Study(
-        "unbounded.experiments.cifar10",
-        "Table 2 and the figures of the depth posterior on CIFAR-10",
-    ),
-    "spiral": Study(
-        "unbounded.experiments.spiral",
-        "Table 1 and the figures of accuracy and depth on the spirals",
-    ),
-    "theorem": Study(
-        "unbounded.experiments.theorem",
-        "the truncated Poisson family: the appendix's figure and Theorem 1",
-    ),
-    "uci": Study(
-        "unbounded.experiments.uci",
-        "nine UCI regression sets against finite networks, DUN and ensembles",
-    ),
+    name: Study(f"unbounded.experiments.{name}", about)
+    for name, about in {
+        "cifar10": "Table 2 and the figures of the depth posterior on CIFAR-10",
+        "spiral": "Table 1 and the figures of accuracy and depth on the spirals",
+        "theorem": "the truncated Poisson family: the appendix's figure and Theorem 1",
+        "uci": "nine UCI regression sets against finite networks, DUN and ensembles",
+    }.items()
 }

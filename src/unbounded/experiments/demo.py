@@ -9,8 +9,6 @@ cosine, which spares the last epochs the jumps that a constant one brings.
 
 import math
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.data import spiral
+from unbounded.experiments import one_thread
 from unbounded.layers import Dense
 from unbounded.likelihoods import Categorical, ClassPrediction
 from unbounded.model import UDN
@@ -38,14 +37,10 @@ _ROWS = 1024
 class DemoResult:
     """What the demo found."""
 
-    path: Path
-    """Where the page is."""
-    accuracy: float
-    """Of the mixture over depths, on the test set."""
-    accuracy_by_depth: list[float]
-    """Of each depth alone."""
-    depth_probs: list[float]
-    """q(1), q(2), …"""
+    path: Path  # of the page
+    accuracy: float  # of the mixture over depths, on the test set
+    accuracy_by_depth: list[float]  # of each depth alone
+    depth_probs: list[float]  # q(1), q(2), …
     depth_mean: float
     max_depth: int
     fit: FitResult
@@ -74,7 +69,7 @@ def run(
         ValueError: on an ω that is not finite, a negative seed, or fewer than one epoch.
     """
     out = page.check_target(out)
-    with _one_thread():
+    with one_thread():
         return _run(out, omega, seed, epochs, progress)
 
 
@@ -123,17 +118,6 @@ def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> Dem
     return found
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Layers of 32 units have no work for a second thread, and waiting for one can cost much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
     """Weights: a cosine from the full rate to a twentieth of it. λ: the same rate throughout."""
 
@@ -141,22 +125,20 @@ def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
         return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
 
     roles = [group["role"] for group in optimizer.param_groups]
-    return LambdaLR(optimizer, [_constant if role == "depth" else cosine for role in roles])
-
-
-def _constant(epoch: int) -> float:
-    return 1.0
+    return LambdaLR(optimizer, [(lambda epoch: 1.0) if r == "depth" else cosine for r in roles])
 
 
 def _summary(found: DemoResult, first_depth: int) -> str:
     """What the terminal says at the end."""
     result = found.fit
+    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
     by_depth = "\n".join(
         f"{first_depth + index:>5}  {accuracy:>8.1%}"
         for index, accuracy in enumerate(found.accuracy_by_depth)
     )
     return (
-        f"\nPosterior over depth after {_training(result)}\n\n"
+        f"\nPosterior over depth after {len(result.history):,} epochs in "
+        f"{result.seconds:.1f} s{end}, weights of epoch {result.best_epoch:,}\n\n"
         f"{depth_bars(found.depth_probs, first_depth)}\n\n"
         f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}\n{_births(result)}\n\n"
         f"Test accuracy of the mixture over depths: {found.accuracy:.1%}; of each depth alone:\n\n"
@@ -197,14 +179,6 @@ def _page(found: DemoResult, omega: float, test: tuple[Tensor, Tensor]) -> str:
             sections.elbo_terms(result.history),
             sections.score_over_time(result.history, "accuracy"),
         ],
-    )
-
-
-def _training(result: FitResult) -> str:
-    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
-    return (
-        f"{len(result.history):,} epochs in {result.seconds:.1f} s{end}, "
-        f"weights of epoch {result.best_epoch:,}"
     )
 
 

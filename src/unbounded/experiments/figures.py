@@ -43,7 +43,15 @@ STYLE: dict[str, Any] = {
 }
 
 
-def render(paint: Callable[["Figure"], None], size: tuple[float, float] = (7.2, 4.2)) -> str:
+SIZE = (7.2, 4.2)
+"""Width and height in inches, where a figure does not say otherwise."""
+
+
+class NothingToDraw(ValueError):
+    """No run has anything for a figure."""
+
+
+def render(paint: Callable[["Figure"], None], size: tuple[float, float] = SIZE) -> str:
     """A figure as the text of an SVG file.
 
     Args:

@@ -18,19 +18,16 @@ def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
     import unbounded
 
     device = torch.device(device)
-    found: dict[str, Any] = {
+    on_gpu = device.type == "cuda"
+    return {
         "unbounded": unbounded.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scikit-learn": sklearn.__version__,
         "cpu_threads": torch.get_num_threads(),
-        "device": device.type,
-    }
-    if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-    return found
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+    } | ({"cuda": torch.version.cuda} if on_gpu else {})
 
 
 def write_text(path: Path, text: str) -> None:

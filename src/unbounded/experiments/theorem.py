@@ -108,17 +108,16 @@ def check(rate: float) -> dict[str, Any]:
 def sweep(count: int = 400) -> dict[str, Any]:
     """The bounds on a fine grid of rates from 1e-3 to 1e5, evenly spaced in the logarithm."""
     rates = torch.logspace(-3, 5, count, dtype=torch.float64).tolist()
-    slacks, violations = [], 0
-    for rate in rates:
-        m = _quantile(rate)
-        slack = min(1.3 * rate + 5 - m, m - (rate - math.log(2)))
-        slacks.append(slack)
-        violations += slack < 0
+    quantiles = [_quantile(rate) for rate in rates]
+    slacks = [
+        min(1.3 * rate + 5 - m, m - (rate - math.log(2)))
+        for rate, m in zip(rates, quantiles, strict=True)
+    ]
     return {
         "rates": count,
         "from": rates[0],
         "to": rates[-1],
-        "violations": violations,
+        "violations": sum(slack < 0 for slack in slacks),
         "smallest_slack": min(slacks),
     }
 

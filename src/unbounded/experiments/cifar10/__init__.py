@@ -12,19 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unbounded.experiments import StudyError, records
+from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, Study, result_line
+from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
-QUICK: dict[str, Any] = {
-    "epochs": 2,
-    "stretch": 1.0,
-    "batch_size": 50,
-    "images": QUICK_IMAGES["train"],
-}
+QUICK: dict[str, Any] = {"epochs": 2, "stretch": 1.0, "batch_size": 50}
+QUICK |= {"images": QUICK_IMAGES["train"]}
 QUICK_MODELS, QUICK_SEEDS, QUICK_LAMBDA0 = "udn,5", "1", "2"
 
 
@@ -40,33 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as all, or deer,automobile: every model learns every group (default: all, and "
         "for the UDN also deer,automobile and cat,dog)",
     )
-    add(
-        "--lambda0",
-        metavar="LIST",
-        help=f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
-        f"{PAPER_LAMBDA0:g})",
-    )
-    add(
-        "--rules",
-        default="ascent",
-        metavar="NAMES",
-        help="how λ moves: ascent, gradient (the paper's), or both (default: ascent)",
-    )
+    starts = f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
+    add("--lambda0", metavar="LIST", help=f"{starts}{PAPER_LAMBDA0:g})")
+    rules = "how λ moves: ascent, gradient (the paper's), or both (default: ascent)"
+    add("--rules", default="ascent", metavar="NAMES", help=rules)
     add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
-    add(
-        "--schedule",
-        choices=("paper", "fast"),
-        default="fast",
-        help="the paper's 500 epochs, or a short one (default: fast)",
-    )
+    schedules = "the paper's 500 epochs, or a short one (default: fast)"
+    add("--schedule", choices=("paper", "fast"), default="fast", help=schedules)
     add("--epochs", type=int, metavar="N", help="if not the schedule's own number")
-    add(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="other changes of the recipe, such as concentration=4 or validation=5000",
-    )
+    changes = "other changes of the recipe, such as concentration=4 or validation=5000"
+    add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=changes)
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
     add("--data", type=Path, help="folder with CIFAR-10; else $UNBOUNDED_DATA, or a download")
     add("--out", type=Path, help=f"folder to write (default: {OUT}; quick: {QUICK_OUT})")
@@ -86,29 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train what is missing, then write tables and figures of all that is there."""
+    from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
+
     if options.no_train:
-        _write(_folder(options))
+        print(table.write(_folder(options)))
         return
-    study, device = make_study(options), _device(options)
+    study = make_study(options)
+    options.device = usable_device(options.device)
     with interruptible():
         if options.one is not None:
             stop_with_parent()
             mine = [run for run in study.runs if run.name == options.one]
             try:
-                _train(study, mine, options, device)
+                _train(study, mine, options)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("what it had saved stays") from None
             return
         wanted = study.prepare(resume=options.resume, again=options.again)
-        _train_all(study, wanted, options, device)
+        _train_all(study, wanted, options)
 
 
 def make_study(options: argparse.Namespace) -> Study:
-    """What the options ask for, before anything is read or written.
-
-    Raises:
-        StudyError: if they contradict each other or are out of range.
-    """
+    """What the options ask for, checked before anything is read or written."""
     quick = options.quick
     try:
         runs = plan.plan(
@@ -133,9 +111,7 @@ def make_study(options: argparse.Namespace) -> Study:
     return Study(_folder(options), runs, recipe, quick)
 
 
-def _train_all(
-    study: Study, wanted: list[CifarRun], options: argparse.Namespace, device: str
-) -> None:
+def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace) -> None:
     """Train, one after the other or several at once; then tables, figures, and how it went."""
     from unbounded.experiments.cifar10 import table
 
@@ -147,30 +123,30 @@ def _train_all(
     start, failed = time.monotonic(), list[str]()
     try:
         if options.jobs > 1:
-            failed = _at_once(study, wanted, options, device)
+            failed = _at_once(study, wanted, options)
         else:
-            _train(study, wanted, options, device)
+            _train(study, wanted, options)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{_progress(study)}; go on with --resume") from None
+        raise KeyboardInterrupt(f"{study.progress()}; go on with --resume") from None
     if table.read(study.folder):
-        _write(study.folder)
+        print(table.write(study.folder))
     if failed:
         raise StudyError(
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
             f"their output is in {study.folder / 'logs'}"
         )
-    print(f"{_progress(study)}; {(time.monotonic() - start) / 60:.1f} minutes")
+    print(f"{study.progress()}; {(time.monotonic() - start) / 60:.1f} minutes")
     if study.missing():
         print(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
-def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str) -> None:
+def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> None:
     minutes = options.minutes
     if options.until is not None:
         minutes = max(0.01, (options.until - time.time()) / 60)
     study.train(
         runs,
-        device=device,
+        device=options.device,
         data=options.data,
         resume=not options.again,
         minutes=minutes,
@@ -178,39 +154,31 @@ def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace, devi
     )
 
 
-def _at_once(
-    study: Study, runs: list[CifarRun], options: argparse.Namespace, device: str
-) -> list[str]:
+def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
     from unbounded.data import cifar10
 
-    results = {run.name: (run, study.result(run)) for run in runs}
+    by_name = {run.name: run for run in runs}
     until = None if options.minutes is None else time.time() + 60 * options.minutes
     if runs:
         cifar10.load(options.data)  # so that a download comes once, and an error too
 
-    def command(name: str) -> list[str]:
-        return child(options, study.folder, name, device, until)
-
-    def started(name: str, log: Path) -> None:
-        print(f"{name}: begun, see {log}", flush=True)
-
     def ended(name: str, status: int) -> None:
-        run, path = results[name]
+        path = study.result(by_name[name])
         if status:
             print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
         elif path.is_file():
-            print(result_line(run, records.read_json(path)), flush=True)
+            print(result_line(by_name[name], records.read_json(path)), flush=True)
         else:
-            print(f"{name}: out of time, its checkpoint is kept", flush=True)
+            print(OUT_OF_TIME.format(name), flush=True)
 
     statuses = run_jobs(
-        list(results),
-        command,
+        list(by_name),
+        lambda name: child(options, study.folder, name, options.device, until),
         options.jobs,
         study.folder / "logs",
         minutes=options.minutes,
-        started=started,
+        started=lambda name, log: print(f"{name}: begun, see {log}", flush=True),
         ended=ended,
     )
     return [name for name, status in statuses.items() if status]
@@ -226,51 +194,18 @@ def child(
     for option in ("models", "seeds", "epochs", "data"):
         value = getattr(options, option)
         words += [] if value is None else [f"--{option}", str(value)]
-    words += ["--classes", *options.classes] if options.classes else []
-    words += ["--set", *options.set] if options.set else []
+    for option in ("classes", "set"):
+        values = getattr(options, option)
+        words += [f"--{option}", *values] if values else []
     words += [] if until is None else ["--until", f"{until:.2f}"]
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
 
 
 def _lambda0(options: argparse.Namespace) -> str:
-    given: str | None = options.lambda0
-    if given is not None:
-        return given
-    if options.quick:
-        return QUICK_LAMBDA0
-    return f"{PAPER_LAMBDA0 if options.schedule == 'paper' else LAMBDA0:g}"
+    usual = f"{PAPER_LAMBDA0 if options.schedule == 'paper' else LAMBDA0:g}"
+    usual = QUICK_LAMBDA0 if options.quick else usual
+    return usual if options.lambda0 is None else str(options.lambda0)
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    folder: Path = options.out or (QUICK_OUT if options.quick else OUT)
-    return folder
-
-
-def _device(options: argparse.Namespace) -> str:
-    """The device to train on, tried out.
-
-    Raises:
-        StudyError: if it cannot be used.
-    """
-    import torch
-
-    name: str = options.device
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise StudyError(f"the device {name!r} cannot be used: {reason}") from None
-    return name
-
-
-def _progress(study: Study) -> str:
-    done = len(study.runs) - len(study.missing())
-    return f"{done} of {len(study.runs)} runs are in {study.folder}"
-
-
-def _write(folder: Path) -> None:
-    from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
-
-    print(table.write(folder))
+    return Path(options.out or (QUICK_OUT if options.quick else OUT))

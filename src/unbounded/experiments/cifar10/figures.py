@@ -11,7 +11,7 @@ from unbounded.experiments import figures
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
 from unbounded.experiments.cifar10.results import Result, headline, label, select, spread_of
-from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
+from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,54 +19,31 @@ if TYPE_CHECKING:
 _FIXED = (PINK, BLUE, GREEN, SKY)
 _STARTS = (BLUE, GREEN, ORANGE, PINK, RED, SKY)
 _END = 0.2  # share of the epochs that is drawn once more, larger
-_GROUPS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (EASY, BLUE, "o"),
-    (HARD, ORANGE, "s"),
-    ((), GREEN, "D"),
-)
+_GROUPS: dict[tuple[str, ...], dict[str, str]] = {
+    EASY: {"color": BLUE, "marker": "o"},
+    HARD: {"color": ORANGE, "marker": "s"},
+    (): {"color": GREEN, "marker": "D"},
+}
 _RULES = {"gradient": "the paper's rule (gradient)", "ascent": "our rule (ascent)"}
-
-
-class NothingToDraw(ValueError):
-    """No run has anything for a figure."""
-
-
-def draw(results: Sequence[Result], note: str = "") -> tuple[dict[str, str], list[str]]:
-    """All figures that can be drawn by file name, and why the others cannot.
-
-    Args:
-        results: the runs, see `results.read`.
-        note: to be written on every figure.
-    """
-    drawn, left_out = {}, []
-    for name, (paint, size) in NAMES.items():
-        try:
-            drawn[name] = figures.render(lambda figure, p=paint: p(figure, results, note), size)  # type: ignore[misc]
-        except NothingToDraw as error:
-            left_out.append(f"{name}: {error}")
-    return drawn, left_out
 
 
 def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     """Draw q(ℓ) on an easy pair, a hard pair and all classes, a line for each seed."""
-    found = {group: headline(results, group) for group, _, _ in _GROUPS}
+    found = {group: headline(results, group) for group in _GROUPS}
     if not any(found.values()):
         raise NothingToDraw("the UDN was run on none of the groups of classes")
     axes = figure.subplots()
     handles, missing = [], []
-    for group, colour, marker in _GROUPS:
-        runs = found[group]
-        lines = [
-            figures.line(axes, list(enumerate(run["posterior"], 1)), color=colour, marker=marker)
-            for run in runs
-        ]
-        if runs:
-            accuracy = spread_of(runs, "test_accuracy", 0.01).mean
-            mean = spread_of(runs, "depth_mean").mean
-            lines[0].set_label(f"{classes_label(group)}\n{accuracy:.1f} %, E[ℓ] {mean:.1f}")
-            handles.append(lines[0])
-        else:
+    for group, runs in found.items():
+        points = [list(enumerate(run["posterior"], 1)) for run in runs]
+        lines = [figures.line(axes, each, **_GROUPS[group]) for each in points]
+        if not lines:
             missing.append(f"no runs of {classes_label(group)}")
+            continue
+        accuracy = spread_of(runs, "test_accuracy", 0.01).mean
+        mean = spread_of(runs, "depth_mean").mean
+        lines[0].set_label(f"{classes_label(group)}\n{accuracy:.1f} %, E[ℓ] {mean:.1f}")
+        handles.append(lines[0])
     axes.set_ylim(bottom=0)
     figures.label(axes, "depth ℓ", "q(ℓ)", whole=True)
     figures.legend(figure, handles)
@@ -75,11 +52,9 @@ def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> No
 
 def evolution(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     """Draw E[ℓ] against the epoch from each λ₀: the paper's rule on the left, ours on the right."""
-    found = {rule: select(results, "udn", (), rule=rule) for rule in _RULES}
-    curves = {
-        rule: [(run["run"]["lambda0"], _curve(run, "depth_mean")) for run in runs]
-        for rule, runs in found.items()
-    }
+    curves = {rule: list[tuple[float, list[tuple[float, float]]]]() for rule in _RULES}
+    for run in select(results, "udn", ()):
+        curves[run["run"]["rule"]].append((run["run"]["lambda0"], _curve(run, "depth_mean")))
     if not any(points for pairs in curves.values() for _, points in pairs):
         raise NothingToDraw("the UDN was not run on all ten classes")
     starts = sorted({start for pairs in curves.values() for start, _ in pairs})
@@ -138,16 +113,11 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     panels = figure.subplots(1, 2)
     handles, missing = [], []
     for index, (model, rows) in enumerate(found.items()):
-        colour = ORANGE if model == "udn" else _FIXED[index % len(_FIXED)]
-        width = 2.2 if model == "udn" else 1.5
-        lines = [
-            figures.line(
-                axes, points, color=colour, linewidth=width, marker=".", label=label(model)
-            )
-            for points in rows
-            if points
-            for axes in panels
-        ]
+        style = {"color": _FIXED[index % len(_FIXED)], "linewidth": 1.5}
+        style |= {"color": ORANGE, "linewidth": 2.2} if model == "udn" else {}
+        style |= {"marker": ".", "label": label(model)}
+        pairs = [(axes, points) for points in rows if points for axes in panels]
+        lines = [figures.line(axes, points, **style) for axes, points in pairs]
         handles += lines[:1]
         if not lines:
             missing.append(f"no curve of {label(model)}")
@@ -167,8 +137,7 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     figures.title(figure, words, ["; ".join(missing), note])
 
 
-Paint = Callable[["Figure", Sequence[Result], str], None]
-NAMES: dict[str, tuple[Paint, tuple[float, float]]] = {
+NAMES: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {
     "posterior.svg": (posterior, (7.6, 4.0)),
     "evolution.svg": (evolution, (8.7, 4.0)),
     "accuracy_by_depth.svg": (depths, (7.6, 4.8)),

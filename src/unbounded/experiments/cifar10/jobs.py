@@ -4,15 +4,14 @@ On an H200 with NVIDIA's MPS a few at once do a quarter more work in the same ti
 words into a log file. However this process ends, they end too, and what they had saved stays.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 _POLL = 0.1  # seconds
 _PATIENCE = 60.0  # seconds a process has to end once it is asked to
@@ -39,8 +38,8 @@ def run_jobs(
         jobs: how many at a time.
         logs: folder for NAME.log of each, both output and errors; a log that is there goes on.
         minutes: begin no more after so many.
-        started: told of each process that begins.
-        ended: told of each that ends, with its exit status.
+        started: told the name and the log of each process that begins.
+        ended: told the name and the exit status of each that ends.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -57,7 +56,15 @@ def run_jobs(
                 name = waiting.pop(0)
                 log = logs / f"{name}.log"
                 with log.open("ab") as file:
-                    running[name] = _start(command(name), file)
+                    # In a session of its own, so that Ctrl-C comes from us and comes once. Its
+                    # standard input ends when we do, whatever we die of: see `stop_with_parent`.
+                    running[name] = subprocess.Popen(
+                        command(name),
+                        stdin=subprocess.PIPE,
+                        stdout=file,
+                        stderr=file,
+                        start_new_session=True,
+                    )
                 started(name, log)
             for name in [n for n, process in running.items() if process.poll() is not None]:
                 statuses[name] = _end(running.pop(name))
@@ -69,14 +76,6 @@ def run_jobs(
     return statuses
 
 
-def _start(command: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    # In a session of its own, so that Ctrl-C comes from us and comes once. Its standard input
-    # ends when we do, whatever we die of: see `stop_with_parent`.
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-    )
-
-
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     """Ask processes to end, wait, and kill those that do not."""
     try:
@@ -84,16 +83,11 @@ def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
             process.terminate()
         end = time.monotonic() + _PATIENCE
         for process in processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-    except KeyboardInterrupt:
-        for process in processes:
-            process.kill()
-        raise
     finally:
         for process in processes:
+            process.kill()  # which does nothing to one that has ended
             _end(process)
 
 
@@ -115,7 +109,7 @@ def stop_with_parent() -> None:
     threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
-@contextmanager
+@contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Take the requests to end that machines send (SIGTERM, SIGHUP) as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():

@@ -29,13 +29,8 @@ def plan(
 ) -> list[CifarRun]:
     """The runs, one seed after the other, so that the first ones already make a table.
 
-    Args:
-        models: "udn", or depths as text.
-        seeds: of the runs of each model.
-        classes: groups of classes for every model; None for the study of the paper, in which the
-            pairs are for the UDN with one λ₀ and one rule alone.
-        lambda0: first values of λ of the UDNs.
-        rules: how λ moves.
+    Groups of classes are for every model; without any, as in the paper, the pairs are for the UDN
+    with one λ₀ and one rule alone.
     """
     usual = LAMBDA0 if LAMBDA0 in lambda0 else lambda0[0]
     found = []
@@ -45,20 +40,14 @@ def plan(
             starts, ways = (lambda0, rules) if everything else ((usual,), rules[:1])
             for model in models:
                 if model == "udn":
-                    found += [
-                        CifarRun(model, seed, group, start, w) for w in ways for start in starts
-                    ]
+                    found += [CifarRun(model, seed, group, s, w) for w in ways for s in starts]
                 elif everything:
                     found.append(CifarRun(model, seed, group))
     return found
 
 
 def models_of(words: str) -> tuple[str, ...]:
-    """ "udn,5,10" ↦ the names of models.
-
-    Raises:
-        ValueError: on what is neither "udn" nor a depth.
-    """
+    """ "udn,5,10" ↦ the names of models."""
     names = listed(words)
     for name in names:
         if name != "udn" and not (name.isdecimal() and name.isascii() and int(name) > 0):
@@ -67,11 +56,7 @@ def models_of(words: str) -> tuple[str, ...]:
 
 
 def seeds_of(words: str) -> tuple[int, ...]:
-    """ "3" ↦ 0, 1, 2; "0,4" ↦ 0, 4; "4," ↦ 4.
-
-    Raises:
-        ValueError: on anything else, or no seed at all.
-    """
+    """ "3" ↦ 0, 1, 2; "0,4" ↦ 0, 4; "4," ↦ 4."""
     names = listed(words)
     if not names or not all(name.isdecimal() and name.isascii() for name in names):
         raise ValueError(f"--seeds: a count or a list of whole numbers, got {words!r}")
@@ -81,11 +66,7 @@ def seeds_of(words: str) -> tuple[int, ...]:
 
 
 def lambdas_of(words: str) -> tuple[float, ...]:
-    """ "1,5" ↦ 1.0, 5.0.
-
-    Raises:
-        ValueError: on what is not a positive number.
-    """
+    """ "1,5" ↦ 1.0, 5.0."""
     try:
         values = [float(word) for word in listed(words)]
     except ValueError:
@@ -96,11 +77,7 @@ def lambdas_of(words: str) -> tuple[float, ...]:
 
 
 def rules_of(words: str) -> tuple[str, ...]:
-    """ "ascent,gradient" ↦ the names of rules.
-
-    Raises:
-        ValueError: if there is no such rule.
-    """
+    """ "ascent,gradient" ↦ the names of rules."""
     names = listed(words)
     for name in names:
         if name not in RULES:
@@ -113,13 +90,8 @@ def classes_of(words: Iterable[str] | None) -> tuple[tuple[str, ...], ...] | Non
 
     The paper's pairs come in the paper's order, however they were written, so that they are the
     same runs.
-
-    Raises:
-        ValueError: on an unknown class, or a group of fewer than two.
     """
-    if words is None:
-        return None
-    return _once("--classes", (_group(word) for word in words))
+    return None if words is None else _once("--classes", map(_group, words))
 
 
 def classes_label(classes: Sequence[str]) -> str:

@@ -6,18 +6,10 @@ SOURCE = "Table 2 of the paper: 3 runs for the Ω and the UDN, 5 for the quoted 
 
 
 class Published(NamedTuple):
-    """A row of Table 2: test accuracy in percent, and its standard deviation over runs.
-
-    Attributes:
-        label: as the table calls it.
-        model: our name for the same network, or None if it is not trained here.
-        mean: test accuracy.
-        deviation: over runs.
-        source: whose figure it is.
-    """
+    """A row of Table 2: test accuracy in percent, and its standard deviation over runs."""
 
     label: str
-    model: str | None
+    model: str | None  # our name for the same network, or None if it is not trained here
     mean: float
     deviation: float
     source: str = "the paper"
@@ -43,6 +35,3 @@ EASY, HARD = ("deer", "automobile"), ("cat", "dog")
 
 ACCURACY: dict[tuple[str, ...], float] = {EASY: 99.0, HARD: 88.0, (): 94.0}
 """Of the UDN on each pair and on all ten classes, in percent, as the text of the paper rounds."""
-
-DEEPEST = 27
-"""The largest depth of the paper's posteriors on all ten classes, its “ResNet-81”."""

@@ -1,8 +1,10 @@
 """How every model of the study is trained, and which models there are."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,15 @@ LAMBDA0, PAPER_LAMBDA0 = 20.0, 5.0
 RULES = ("ascent", "gradient")
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
+
+
+_KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    bool: ({"True": True, "False": False}.__getitem__, "True or False"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a word"),
+}
+"""How the value of a field is read, and what it is called."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +96,8 @@ class Recipe:
 
     @classmethod
     def named(cls, schedule: str, **changes: Any) -> "Recipe":
-        """The recipe of a schedule, with changes where they are not None."""
-        if schedule == "fast":
-            recipe = cls()
-        elif schedule == "paper":
-            recipe = cls(
-                schedule="paper",
-                epochs=500,
-                stretch=1.0,
-                lr=0.1,
-                warm_up=0,
-                nesterov=False,
-                weight_decay=1e-4,
-                init="default",
-                pad="zero",
-                cutout=0,
-                equal_heads=False,
-            )
-        else:
-            raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
-        return replace(recipe, **{k: v for k, v in changes.items() if v is not None})
+        """The recipe of a schedule, with changes."""
+        return cls(**{"schedule": schedule, **(_PAPER if schedule == "paper" else {}), **changes})
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -120,53 +113,33 @@ class Recipe:
         return asdict(self)
 
     def changed(self, words: Sequence[str]) -> "Recipe":
-        """The recipe with changes such as "lr=0.1", each in the kind of the field.
-
-        Raises:
-            ValueError: if there is no such field, or the value is not of its kind.
-        """
+        """The recipe with changes such as "lr=0.1", each in the kind of the field."""
         found: dict[str, Any] = {}
         for word in words:
             name, equals, text = word.partition("=")
             before = self.config().get(name)
             if not equals or before is None:
-                raise ValueError(
-                    f"{word!r}: NAME=VALUE was expected, NAME of {list(self.config())}"
-                )
-            if isinstance(before, bool):
-                if text not in ("True", "False"):
-                    raise ValueError(f"{word!r}: True or False was expected")
-                found[name] = text == "True"
-                continue
+                known = list(self.config())
+                raise ValueError(f"{word!r}: NAME=VALUE was expected, NAME of {known}")
+            convert, kind = _KINDS[type(before)]
             try:
-                found[name] = type(before)(text)
-            except ValueError:
-                kind = {"int": "a whole number", "float": "a number"}[type(before).__name__]
+                found[name] = convert(text)
+            except (ValueError, KeyError):
                 raise ValueError(f"{word!r}: {kind} was expected") from None
         return replace(self, **found)
 
-    def rate_at(self, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:
+    def rate_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """The learning rate at a step, as a share of `lr`."""
         if self.schedule == "paper":
-
-            def stepwise(step: int) -> float:
-                epoch = step // steps_per_epoch
-                for length, rate in PAPER_RATES:
-                    if epoch < length:
-                        return rate / 0.1
-                    epoch -= length
-                return PAPER_RATES[-1][1] / 0.1
-
-            return stepwise
+            ends = itertools.accumulate(length for length, _ in PAPER_RATES)
+            epoch = step // steps_per_epoch
+            rates = (rate for end, (_, rate) in zip(ends, PAPER_RATES, strict=True) if epoch < end)
+            return next(rates, PAPER_RATES[-1][1]) / 0.1
         warm, total = self.warm_up * steps_per_epoch, epochs * steps_per_epoch
-
-        def cosine(step: int) -> float:
-            if step < warm:
-                return (step + 1) / warm
-            share = min(1.0, (step - warm) / max(1, total - warm))
-            return 0.5 * (1 + math.cos(math.pi * share))
-
-        return cosine
+        if step < warm:
+            return (step + 1) / warm
+        share = min(1.0, (step - warm) / max(1, total - warm))
+        return 0.5 * (1 + math.cos(math.pi * share))
 
     def data(self, train: Images, test: Images) -> tuple[ImageData, ImageData, bool]:
         """Images to train on, images to score, and whether these are the test images."""
@@ -184,18 +157,21 @@ class Recipe:
         return data, data.like(held_out.x, held_out.y), is_test
 
 
+_PAPER = {
+    "epochs": 500,
+    "stretch": 1.0,
+    "lr": 0.1,
+    "warm_up": 0,
+    "nesterov": False,
+    "weight_decay": 1e-4,
+    "init": "default",
+    "pad": "zero",
+    "cutout": 0,
+    "equal_heads": False,
+}
 UDN_ONLY = frozenset(
-    (
-        "prior_rate",
-        "layer_price",
-        "speed",
-        "memory",
-        "search",
-        "search_concentration",
-        "concentration",
-        "equal_heads",
-        "equal_layers",
-    )
+    {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
+    | {"concentration", "equal_heads", "equal_layers"}
 )
 """Fields of the recipe that a network of fixed depth does not look at."""
 
@@ -244,26 +220,20 @@ class CifarRun:
 
     def build(self, recipe: Recipe, channels: int, num_classes: int) -> ub.UDN:
         """The model before training."""
-        depth: ub.DepthFamily
+        depth: ub.DepthFamily = ub.TruncatedPoisson(self.lambda0)
         prior: DepthPrior = ub.PoissonDepth(recipe.prior_rate)
         if self.ascends:
             depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.search_concentration)
             prior = ub.GeometricDepth.priced(recipe.layer_price)
-        elif self.model == "udn":
-            depth = ub.TruncatedPoisson(self.lambda0)
-        else:
+        elif self.model != "udn":
             depth = ub.FixedDepth(int(self.model))
-        return ub.UDN(
-            ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init),
-            ub.Categorical(num_classes),
-            depth,
-            prior,
-            seed=self.seed,
-        )
+        layers = ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init)
+        return ub.UDN(layers, ub.Categorical(num_classes), depth, prior, seed=self.seed)
 
-    def optimizer(self, model: ub.UDN, recipe: Recipe) -> torch.optim.Optimizer:
-        """SGD over the groups of the model."""
-        return ub.make_optimizer(
+    def fitting(self, model: ub.UDN, recipe: Recipe, rows: int) -> dict[str, Any]:
+        """What `fit` has to know of the recipe, to train on so many images."""
+        batch_size = min(recipe.batch_size, rows)
+        optimizer = ub.make_optimizer(
             model,
             torch.optim.SGD,
             recipe.lr,
@@ -273,19 +243,20 @@ class CifarRun:
             weight_decay=recipe.weight_decay,
             fused=True,
         )
-
-    def scheduler(
-        self, optimizer: torch.optim.Optimizer, recipe: Recipe, steps_per_epoch: int
-    ) -> LambdaLR:
-        """The recipe's learning rates, step by step."""
-        return LambdaLR(optimizer, recipe.rate_at(steps_per_epoch, self.epochs(recipe)))
-
-    def depth_rule(self, recipe: Recipe) -> RateAscent | None:
-        """What moves λ, if not the optimiser."""
-        if not self.ascends:
-            return None
+        sizes = {"steps_per_epoch": max(1, rows // batch_size), "epochs": self.epochs(recipe)}
         # Every weight of a block but those of its normalisations can be scaled freely.
-        return RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
+        ascent = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
+        return {
+            "epochs": self.epochs(recipe),
+            "batch_size": batch_size,
+            "seed": self.seed,
+            "optimizer": optimizer,
+            "scheduler": LambdaLR(optimizer, partial(recipe.rate_at, **sizes)),
+            "schedule_every": "step",
+            "depth_rule": ascent if self.ascends else None,
+            "equal_heads": recipe.equal_heads and self.ascends,
+            "equal_layers": recipe.equal_layers and self.ascends,
+        }
 
     def callbacks(self, recipe: Recipe) -> list[Callback]:
         """What changes in mid-training."""

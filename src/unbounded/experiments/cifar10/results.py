@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.plan import STUDY
 from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES
+from unbounded.experiments.pages import SUBSCRIPTS
 
 Result = dict[str, Any]
 """What a run left in its file."""
-_DIGITS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 class Spread(NamedTuple):
@@ -19,15 +19,10 @@ class Spread(NamedTuple):
 
     mean: float
     deviation: float | None
-    seeds: int
 
 
 def read(folder: Path) -> list[Result]:
-    """The runs in a folder, by model, classes, rule, λ₀ and seed.
-
-    Raises:
-        StudyError: if one of them was scored on other than the test images.
-    """
+    """The runs in a folder, by model, classes, rule, λ₀ and seed."""
     found = {path: records.read_json(path) for path in sorted((folder / "runs").glob("*.json"))}
     for path, result in found.items():
         if "test_accuracy" not in result:
@@ -76,15 +71,11 @@ def headline(results: Iterable[Result], classes: Sequence[str] = ()) -> list[Res
     return select(found, lambda0=usual)
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation; no value is an error."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), deviation, len(values))
-
-
 def spread_of(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
-    """A number of the runs, in multiples of `unit`."""
-    return spread([result[key] / unit for result in results])
+    """A number of the runs, of which there is one at least, in multiples of `unit`."""
+    values = [result[key] / unit for result in results]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation)
 
 
 def relative_range(values: Sequence[float]) -> float:
@@ -94,4 +85,4 @@ def relative_range(values: Sequence[float]) -> float:
 
 def label(model: str) -> str:
     """A model for people."""
-    return "UDN" if model == "udn" else "Ω" + model.translate(_DIGITS)
+    return "UDN" if model == "udn" else "Ω" + model.translate(SUBSCRIPTS)

@@ -21,7 +21,7 @@ from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.steps.batches import batches
 from unbounded.steps.scoring import SetScores
-from unbounded.training import Callback, FitResult, ImageData, Trainer, fit
+from unbounded.training import Callback, ImageData, Trainer, fit
 
 SCORE_EVERY = 5
 """Epochs between two looks at the held-out images; nothing depends on what is seen there."""
@@ -43,43 +43,38 @@ def train(
 
     Args:
         run: which model.
-        recipe: how to train it.
-        images: of CIFAR-10 or the like: training and test part, with all classes.
+        recipe: how.
         device: where.
+        images: of CIFAR-10 or the like: training and test part, with all classes.
         folder: for NAME.json and, while it runs, NAME.checkpoint.
         resume: go on from the checkpoint, if it is there.
         progress: show a progress bar; by default on a terminal.
-        minutes: stop within so many, with a checkpoint, but after an epoch at the least.
-
-    Returns:
-        The record; None if the time was up before the last epoch.
+        minutes: stop within so many, with a checkpoint, but after an epoch at the least; the
+            record is None then.
     """
     started = time.perf_counter()
     device = torch.device(device)
-    chosen = [part.only(*run.classes) if run.classes else part for part in images]
-    data, held_out, is_test = recipe.data(chosen[0], chosen[1])
-    model = run.build(recipe, data.x.shape[3], len(chosen[0].classes))
+    train, test = [part.only(*run.classes) if run.classes else part for part in images]
+    data, held_out, is_test = recipe.data(train, test)
+    model = run.build(recipe, data.x.shape[3], len(train.classes))
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / f"{run.name}.checkpoint"
+    folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         checkpoint.unlink(missing_ok=True)
     name = "test" if is_test else "validation"
     epochs = run.epochs(recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
-    looker = _Looker(model, held_out, name, epochs, minutes)
     autocast = torch.bfloat16 if device.type == "cuda" else None
-    result = _fit(
-        run,
-        recipe,
+    result = fit(
         model,
         data,
-        epochs=epochs,
+        **run.fitting(model, recipe, len(data)),
         engine=engine,
         autocast=autocast,
-        callbacks=[*run.callbacks(recipe), looker],
+        callbacks=[*run.callbacks(recipe), _Looker(model, held_out, name, epochs, minutes)],
         progress=progress,
         checkpoint=checkpoint,
         resume=resume,
@@ -108,35 +103,11 @@ def train(
     return record
 
 
-def _fit(run: CifarRun, recipe: Recipe, model: UDN, data: ImageData, **arguments: Any) -> FitResult:
-    """`fit` as the recipe says."""
-    batch_size = min(recipe.batch_size, len(data))
-    optimizer = run.optimizer(model, recipe)
-    return fit(
-        model,
-        data,
-        batch_size=batch_size,
-        seed=run.seed,
-        optimizer=optimizer,
-        scheduler=run.scheduler(optimizer, recipe, max(1, len(data) // batch_size)),
-        schedule_every="step",
-        depth_rule=run.depth_rule(recipe),
-        equal_heads=recipe.equal_heads and run.ascends,
-        equal_layers=recipe.equal_layers and run.ascends,
-        **arguments,
-    )
-
-
 class _Looker(Callback):
     """Score held-out images every few epochs, and stop when the time is up."""
 
     def __init__(
-        self,
-        model: UDN,
-        held_out: ImageData,
-        name: str,
-        epochs: int,
-        minutes: float | None,
+        self, model: UDN, held_out: ImageData, name: str, epochs: int, minutes: float | None
     ):
         bound = batches(held_out, model, what=name, batch_size=_ROWS)
         self.name, self.scores = name, SetScores({name: bound})
@@ -169,11 +140,11 @@ def scores(
     model: UDN, held_out: ImageData, name: str, autocast: torch.dtype | None
 ) -> dict[str, Any]:
     """Accuracy, log score and calibration of the mixture, q(ℓ), accuracy of each depth alone."""
-    right: list[Any] = []
-    probabilities: list[Any] = []
-    device = model.anchor.device
+    right, probabilities = [], []
     bound = batches(held_out, model, what=name, batch_size=_ROWS)
-    with torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None):
+    with torch.autocast(
+        model.anchor.device.type, autocast or torch.bfloat16, enabled=autocast is not None
+    ):
         for x, y, _ in bound:
             prediction = predict(model, x)
             assert isinstance(prediction, ClassPrediction)
@@ -181,12 +152,11 @@ def scores(
             right.append((prediction.classes_by_depth == y).float().cpu().numpy())
     probs, labels = np.concatenate(probabilities), np.asarray(held_out.y)
     chosen = np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)
-    posterior = model.depth_log_probs().detach().exp().tolist()
     return {
         f"{name}_accuracy": metrics.accuracy(labels, probs),
         f"{name}_log_score": float(np.log(chosen).mean()),
         f"{name}_ece": float(metrics.ece(labels, probs)),
-        "posterior": posterior,
+        "posterior": model.depth_log_probs().detach().exp().tolist(),
         "accuracy_by_depth": np.concatenate(right, 1).mean(1).tolist(),
     }
 

@@ -23,23 +23,17 @@ if TYPE_CHECKING:
 
 QUICK_IMAGES = {"train": 500, "test": 200}
 MARK = "quick.json"
+OUT_OF_TIME = "{}: out of time, its checkpoint is kept"
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs of one recipe in one folder.
-
-    Attributes:
-        folder: where everything is written.
-        runs: all that are asked for, whether they are there or not.
-        recipe: how they are trained.
-        quick: few images; a folder is for quick looks or for the study, never for both.
-    """
+    """Runs of one recipe in one folder."""
 
     folder: Path
-    runs: Sequence[CifarRun]
+    runs: Sequence[CifarRun]  # all that are asked for, whether they are there or not
     recipe: Recipe
-    quick: bool = False
+    quick: bool = False  # few images; a folder is for quick looks or for the study, not for both
 
     def result(self, run: CifarRun) -> Path:
         """The file with the result of a finished run."""
@@ -53,18 +47,18 @@ class Study:
         """The runs that are not finished."""
         return [run for run in self.runs if not self.result(run).is_file()]
 
+    def progress(self) -> str:
+        """How many runs are finished, in words."""
+        done = len(self.runs) - len(self.missing())
+        return f"{done} of {len(self.runs)} runs are in {self.folder}"
+
     def prepare(self, *, resume: bool = False, again: bool = False) -> list[CifarRun]:
         """Make the folder ready; returns the runs that are to be trained.
 
         A folder holds the runs of one recipe, so that its tables compare like with like.
 
-        Args:
-            resume: keep the runs that are there, go on with those on their way.
-            again: forget those among them that are asked for.
-
-        Raises:
-            StudyError: if the folder has runs of another recipe, or has some of these, and it is
-                not said what should become of them.
+        Runs that are there already must be told what becomes of them: `resume` keeps them and goes
+        on with those on their way, `again` forgets those that are asked for.
         """
         folder, mark, note = self.folder / "runs", self.folder / MARK, self.folder / "recipe.json"
         begun = [r for r in self.runs if self.result(r).is_file() or self.checkpoint(r).exists()]
@@ -114,16 +108,7 @@ class Study:
         minutes: float | None = None,
         progress: bool | None = None,
     ) -> None:
-        """Train runs one after the other in this process, as long as there is time.
-
-        Args:
-            runs: those of the study that are to be trained now.
-            device: where.
-            data: the folder of the images, see `unbounded.data.cifar10`.
-            resume: go on from a run's checkpoint, if it has one.
-            minutes: for all of them together.
-            progress: show bars; by default on a terminal.
-        """
+        """Train runs one after the other in this process, all within so many `minutes`."""
         from unbounded.data import cifar10
         from unbounded.experiments.cifar10 import runs as training
 
@@ -132,11 +117,8 @@ class Study:
         end = None if minutes is None else time.monotonic() + 60 * minutes
         images = cifar10.load(data)
         if self.quick:
-            train, test = images
-            images = cifar10.CIFAR10(
-                first_of_each_class(train, QUICK_IMAGES["train"]),
-                first_of_each_class(test, QUICK_IMAGES["test"]),
-            )
+            parts = zip(images, QUICK_IMAGES.values(), strict=True)
+            images = cifar10.CIFAR10(*(first_of_each_class(*part) for part in parts))
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
             if left is not None and left <= 0:
@@ -152,7 +134,7 @@ class Study:
                 minutes=left,
             )
             if found is None:
-                print(f"{run.name}: out of time, its checkpoint is kept", flush=True)
+                print(OUT_OF_TIME.format(run.name), flush=True)
                 return
             print(result_line(run, found), flush=True)
 

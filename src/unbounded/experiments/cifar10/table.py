@@ -5,15 +5,14 @@ Reads the runs in the folder RESULTS, and writes `table.md` and the figures besi
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import figures, published
 from unbounded.experiments.cifar10.plan import RULES, STUDY, classes_label
 from unbounded.experiments.cifar10.results import (
     Result,
-    Spread,
     headline,
     label,
     read,
@@ -22,7 +21,7 @@ from unbounded.experiments.cifar10.results import (
     spread_of,
 )
 from unbounded.experiments.cifar10.study import MARK
-from unbounded.experiments.pages import markdown_table, rewrite
+from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 
 RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
 ALIKE = 0.25
@@ -45,14 +44,13 @@ def markdown(results: Sequence[Result]) -> str:
 def accuracy_table(results: Sequence[Result]) -> str:
     """Table 2: published figures beside ours."""
     full = select(results, classes=())
-    models: list[tuple[str, published.Published | None, list[Result]]] = []
     printed = {row.model: row for row in published.TABLE if row.model is not None}
-    depths = {int(m) for m in printed if m != "udn"}
-    depths |= {int(r["run"]["model"]) for r in full if r["run"]["model"] != "udn"}
-    for depth in sorted(depths):
-        known = printed.get(str(depth))
-        name = known.label if known else label(str(depth))
-        models.append((name, known, select(full, str(depth))))
+    depths = {m for m in printed if m != "udn"}
+    depths |= {r["run"]["model"] for r in full if r["run"]["model"] != "udn"}
+    models: list[tuple[str, published.Published | None, list[Result]]] = []
+    for depth in sorted(depths, key=int):
+        known = printed.get(depth)
+        models.append((known.label if known else label(depth), known, select(full, depth)))
     models += [(row.label, row, []) for row in published.TABLE if row.model is None]
     main = headline(results)
     models.append((_udn_label(main), printed["udn"], main))
@@ -67,21 +65,20 @@ def accuracy_table(results: Sequence[Result]) -> str:
     for name, known, runs in models:
         cells = [name, "–", "–"]
         if known is not None:
-            cells[1:] = [f"{known.mean:.1f} ± {known.deviation:.1f}", known.source]
+            cells[1:] = [plus_minus(known.mean, known.deviation, 1), known.source]
         rows.append(cells + (_cells(runs, best) if runs else ["–"] * 7))
     note = f"\n± is a standard deviation over runs. {published.SOURCE}.\n"
     return markdown_table(head, rows) + note
 
 
 def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
-    accuracy = spread_of(runs, "test_accuracy")
-    shown = _percent(accuracy)
+    shown = _percent(runs)
     return [
-        f"**{shown}**" if accuracy.mean == best else shown,
-        str(accuracy.seeds),
-        _show(spread_of(runs, "test_log_score"), 3),
-        _show(spread_of(runs, "test_ece"), 3),
-        _show(spread_of(runs, "depth_mean"), 2) if runs[0]["run"]["model"] == "udn" else "–",
+        f"**{shown}**" if spread_of(runs, "test_accuracy").mean == best else shown,
+        str(len(runs)),
+        _show(runs, "test_log_score", 3),
+        _show(runs, "test_ece", 3),
+        _show(runs, "depth_mean") if runs[0]["run"]["model"] == "udn" else "–",
         _integers(runs, "max_depth"),
         f"{spread_of(runs, 'seconds', 60).mean:.1f}",
     ]
@@ -89,24 +86,20 @@ def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
 
 def classes_table(results: Sequence[Result]) -> str:
     """The UDN on an easy pair, a hard pair and all ten classes."""
-    groups = {tuple(r["run"]["classes"]): None for r in select(results, "udn")}
-    order = [published.EASY, published.HARD, ()]
-    order += [group for group in groups if group not in order]
+    own = [tuple(r["run"]["classes"]) for r in select(results, "udn")]
     head = ["classes", "accuracy, paper", "accuracy, ours", "seed by seed"]
     head += ["E[ℓ]", "seed by seed", "m"]
     rows = []
-    for group in order:
+    for group in dict.fromkeys([published.EASY, published.HARD, (), *own]):
         runs = headline(results, group)
         known = published.ACCURACY.get(group)
-        cells = [classes_label(group), "–" if known is None else f"{known:.0f}"]
-        if not runs:
-            rows.append([*cells, "not run", "–", "–", "–", "–"])
-            continue
-        cells += [_percent(spread_of(runs, "test_accuracy"))]
-        cells += [", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)]
-        cells += [_show(spread_of(runs, "depth_mean"), 2)]
-        cells += [", ".join(f"{r['depth_mean']:.2f}" for r in runs)]
-        rows.append([*cells, _integers(runs, "max_depth")])
+        cells = ["not run", "–", "–", "–", "–"]
+        if runs:
+            accuracies = ", ".join(f"{100 * r['test_accuracy']:.2f}" for r in runs)
+            depths = ", ".join(f"{r['depth_mean']:.2f}" for r in runs)
+            cells = [_percent(runs), accuracies, _show(runs, "depth_mean"), depths]
+            cells.append(_integers(runs, "max_depth"))
+        rows.append([classes_label(group), "–" if known is None else f"{known:.0f}", *cells])
     return markdown_table(head, rows) + f"\nAll with {_described(results)}.\n"
 
 
@@ -116,26 +109,20 @@ def starts_table(results: Sequence[Result]) -> str:
     rules = [rule for rule in RULES if select(full, rule=rule)]
     if not rules:
         return "The UDN was not run on all ten classes.\n"
-    starts = sorted({r["run"]["lambda0"] for r in full})
-    head = ["λ₀"]
+    head, last = ["λ₀"], ["(max − min) / mean"]
     for rule in rules:
         head += [f"E[ℓ], {RULE_LABELS[rule]}", "accuracy, %", "seeds"]
+        ends = list(_ends(full, rule).values())
+        last += [f"{relative_range(ends):.1%}" if len(ends) > 1 else "one λ₀ alone", "", ""]
     rows = []
-    for start in starts:
+    for start in sorted({r["run"]["lambda0"] for r in full}):
         cells = [f"{start:g}"]
         for rule in rules:
             runs = select(full, lambda0=start, rule=rule)
-            if not runs:
-                cells += ["–", "–", "–"]
-                continue
-            depth = spread_of(runs, "depth_mean")
-            cells += [_show(depth, 2), _percent(spread_of(runs, "test_accuracy")), str(depth.seeds)]
+            shown = [_show(runs, "depth_mean"), _percent(runs), str(len(runs))] if runs else None
+            cells += shown or ["–", "–", "–"]
         rows.append(cells)
-    cells = ["(max − min) / mean"]
-    for rule in rules:
-        ends = list(_ends(full, rule).values())
-        cells += [f"{relative_range(ends):.1%}" if len(ends) > 1 else "one λ₀ alone", "", ""]
-    return markdown_table(head, [*rows, cells])
+    return markdown_table(head, [*rows, last])
 
 
 def verdicts(results: Sequence[Result]) -> dict[str, bool]:
@@ -165,9 +152,9 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
         starts = ", ".join(f"{start:g}" for start in ends)
         claim = f"E[ℓ] from λ₀ = {starts} within {ALIKE:.0%} of each other"
         found[claim] = relative_range(list(ends.values())) <= ALIKE
-    pairs = {group: _by_seed(headline(results, group)) for group in STUDY}
+    pairs = {group: [r["depth_mean"] for r in headline(results, group)] for group in STUDY}
     if all(pairs.values()):
-        easy, hard, everything = pairs[published.EASY], pairs[published.HARD], pairs[()]
+        everything, easy, hard = (pairs[group] for group in STUDY)
         claim = "E[ℓ] grows from deer + automobile to cat + dog to all ten, whatever the seeds"
         found[claim] = max(easy) < min(hard) and max(hard) < min(everything)
         for group in (published.EASY, published.HARD):
@@ -185,10 +172,6 @@ def _ends(results: Sequence[Result], rule: str) -> dict[float, float]:
     return {start: spread_of(select(full, lambda0=start), "depth_mean").mean for start in starts}
 
 
-def _by_seed(runs: Sequence[Result]) -> list[float]:
-    return [run["depth_mean"] for run in runs]
-
-
 def _verdicts(results: Sequence[Result]) -> str:
     found = verdicts(results)
     if not found:
@@ -204,23 +187,24 @@ def _conditions(results: Sequence[Result]) -> str:
         f"{r['versions'].get('device', '?')}, torch {r['versions'].get('torch', '?')}"
         for r in results
     )
-    head = ["run", "runs", "minutes", "of that capturing and compiling", "seconds an epoch"]
-    head += ["layers"]
-    rows = []
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
         run = result["run"]
-        key = label(run["model"]), classes_label(run["classes"])
+        key = f"{label(run['model'])}, {classes_label(run['classes'])}"
         groups.setdefault(key, []).append(result)
-    for (model, classes), runs in groups.items():
-        cells = [f"{model}, {classes}", str(len(runs))]
-        cells += [f"{spread_of(runs, key, 60).mean:.1f}" for key in ("seconds", "capture_seconds")]
-        cells += [f"{spread_of(runs, 'epoch_seconds').mean:.2f}", _integers(runs, "num_layers")]
-        rows.append(cells)
+    head = ["run", "runs", "minutes", "of that capturing and compiling", "seconds an epoch"]
+    rows = []
+    for name, runs in groups.items():
+        minutes = (f"{spread_of(runs, k, 60).mean:.1f}" for k in ("seconds", "capture_seconds"))
+        epoch = f"{spread_of(runs, 'epoch_seconds').mean:.2f}"
+        rows.append([name, str(len(runs)), *minutes, epoch, _integers(runs, "num_layers")])
     total = sum(r["seconds"] for r in results) / 60
-    settings = ", ".join(f"{key} {_plain(value)}" for key, value in recipe.items())
+    settings = ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in recipe.items()
+    )
     note = f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.\n"
-    return markdown_table(head, rows) + "\n" + note
+    return markdown_table([*head, "layers"], rows) + "\n" + note
 
 
 def _udn_label(runs: Sequence[Result]) -> str:
@@ -248,19 +232,14 @@ def _integers(runs: Sequence[Result], key: str) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
 
 
-def _percent(value: Spread) -> str:
-    scale = 100.0
-    deviation = None if value.deviation is None else scale * value.deviation
-    return _show(Spread(scale * value.mean, deviation, value.seeds), 2)
+def _show(runs: Sequence[Result], key: str, digits: int = 2, unit: float = 1.0) -> str:
+    """Mean and standard deviation of a number of the runs, in multiples of `unit`."""
+    found = spread_of(runs, key, unit)
+    return plus_minus(found.mean, found.deviation, digits)
 
 
-def _show(value: Spread, digits: int) -> str:
-    mean = f"{value.mean:.{digits}f}".replace("-", "−")
-    return mean if value.deviation is None else f"{mean} ± {value.deviation:.{digits}f}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _percent(runs: Sequence[Result]) -> str:
+    return _show(runs, "test_accuracy", unit=0.01)
 
 
 # Files
@@ -278,37 +257,19 @@ def warning(folder: Path) -> str:
 
 
 def write(folder: Path) -> str:
-    """Write `table.md` and the figures into a folder of results; returns the tables.
-
-    Figures that no run has anything for are not drawn; the page says so.
-
-    Raises:
-        FileNotFoundError: if there are no results.
-    """
+    """Write `table.md` and the figures into a folder of results; returns the tables."""
     results = read(folder)
     if not results:
         raise FileNotFoundError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
     loud = warning(folder)
-    text = markdown(results)
-    records.write_text(folder / "table.md", text)  # before drawing, which may fail
-    drawn, left_out = figures.draw(results, note=loud)
-    for name in figures.NAMES:
-        if name in drawn:
-            records.write_text(folder / name, drawn[name])
-        else:
-            (folder / name).unlink(missing_ok=True)  # of runs that are no longer there
-    if left_out:
-        text += "\n### What is not drawn\n\n" + "".join(f"- {line}\n" for line in left_out)
-    if loud:
-        text = f"**{loud}**\n\n{text}"
-    records.write_text(folder / "table.md", text)
-    return text
+    drawings = {
+        name: (partial(paint, results=results, note=loud), size)
+        for name, (paint, size) in figures.NAMES.items()
+    }
+    return publish(folder, markdown(results), drawings, loud)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the tables again."""
-    return rewrite(write, __doc__, "folder of a study", arguments)
-
+main = partial(rewrite, write, __doc__, "folder of a study")
 
 if __name__ == "__main__":
     sys.exit(main())

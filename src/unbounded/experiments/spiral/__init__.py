@@ -17,19 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from unbounded.experiments import StudyError, records
-from unbounded.experiments.spiral import runs
-from unbounded.experiments.spiral.recipe import (
-    INITS,
-    MODELS,
-    OMEGAS,
-    SCHEDULES,
-    Settings,
-    groups,
-    settings_of,
-)
+from unbounded.experiments import StudyError, records, usable_device
+from unbounded.experiments.spiral import recipe, runs
+from unbounded.experiments.spiral.recipe import Settings, groups, settings_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,15 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models += "(default: udn omega1-10 dun10)"
     inits = "initialisation of every model: torch's default (the paper's), he, or identity"
     add("--device", default=None, help="cpu or cuda; cuda if there is one")
-    add("--models", nargs="+", default=MODELS, metavar="NAME", help=models)
-    add("--omegas", default=list(OMEGAS), help="rotation speeds", **many)
+    add("--models", nargs="+", default=recipe.MODELS, metavar="NAME", help=models)
+    add("--omegas", default=list(Settings.omegas), help="rotation speeds", **many)
     add("--lr", default=[0.005], help="learning rates (default: 0.005)", **many)
-    add("--init", nargs="+", default=["default"], choices=sorted(INITS), help=inits)
+    add("--init", nargs="+", default=["default"], choices=sorted(recipe.INITS), help=inits)
     for option, about in _NUMBERS.items():
         usual = getattr(Settings, option.replace("-", "_"))
         add(f"--{option}", type=type(usual), default=usual, help=f"{about} (default: {usual:g})")
     add("--average", type=float, metavar="DECAY", help="average every model's weights over steps")
-    schedules = sorted(SCHEDULES)
+    schedules = sorted(recipe.SCHEDULES)
     add("--schedule", choices=schedules, default="constant", help="of the learning rates")
     add("--no-references", action="store_true", help="no neighbours, SVM, limit")
     add("--quick", action="store_true", help="a coarse study in a minute or two")
@@ -87,19 +77,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[str, Any]:
     from unbounded.experiments.spiral import table  # a command of its own, with `python -m`
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = usable_device(options.device)
     start = time.perf_counter()
-    rows: list[dict[str, Any]] = []
-    seconds: dict[str, float] = {}
+    found: dict[str, dict[str, Any]] = {}
     for group in groups(settings):
         done = parts / f"{group.name}.json"
         if options.resume and done.exists():
-            part = records.read_json(done)
+            found[group.name] = records.read_json(done)
         else:
-            part = runs.train(group, settings, device, parts, options)
-            records.write_json(done, part)
-        rows += part["runs"]
-        seconds[group.name] = part["seconds"]
+            found[group.name] = runs.train(group, settings, device, parts, options)
+            records.write_json(done, found[group.name])
+    rows = [row for part in found.values() for row in part["runs"]]
+    seconds = {name: part["seconds"] for name, part in found.items()}
     references: list[dict[str, Any]] = []
     if settings.references:
         references = runs.references(settings, parts / "references.json", options.resume)

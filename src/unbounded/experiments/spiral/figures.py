@@ -47,12 +47,8 @@ def accuracy(
 ) -> None:
     """Draw test accuracy against ω, with bands of one standard deviation over seeds.
 
-    Args:
-        figure: to draw on.
-        runs: of one initialisation and one learning rate.
-        references: of the study; the limit of whoever knows the generator is drawn.
-        names: the models to draw and what the legend calls them, in order.
-        setting: initialisation and rate in words, for the title.
+    The runs are of one `setting`, initialisation and rate; `names` are the models to draw, in
+    order, as the legend calls them. Of the references the limit alone is drawn.
     """
     figures.title(figure, f"Test accuracy on D(ω), {setting}")
     axes = figure.subplots()

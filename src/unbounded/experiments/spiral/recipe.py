@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,11 +140,8 @@ def identity(linear: torch.nn.Linear) -> None:
 def _names(word: str) -> list[str]:
     """omega1-3 ↦ omega1, omega2, omega3; other names as they are, if there is such a model."""
     match = re.fullmatch(r"omega(\d+)(?:-(\d+))?", word)
-    if match:
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
-        if 1 <= first <= last:
-            return [f"omega{depth}" for depth in range(first, last + 1)]
+    if match and 1 <= int(match[1]) <= int(match[2] or match[1]):
+        return [f"omega{depth}" for depth in range(int(match[1]), int(match[2] or match[1]) + 1)]
     if word in ("udn", "udn-concentrated", "dun10", "dun10-original"):
         return [word]
     raise StudyError(
@@ -154,15 +150,10 @@ def _names(word: str) -> list[str]:
     )
 
 
-def _constant(epochs: int) -> None:
-    return None
-
-
-def _cosine(epochs: int) -> Callable[[int], float]:
-    """From the full rate to a hundredth of it along half a cosine."""
-    return lambda epoch: 0.01 + 0.99 * (1 + math.cos(math.pi * epoch / epochs)) / 2
-
-
 INITS: dict[str, str | Init] = {"default": "default", "he": "he", "identity": identity}
-SCHEDULES: dict[str, Callable[[int], Any]] = {"constant": _constant, "cosine": _cosine}
+SCHEDULES: dict[str, Callable[[int], Callable[[int], float] | None]] = {
+    "constant": lambda epochs: None,
+    # From the full rate to a hundredth of it along half a cosine.
+    "cosine": lambda epochs: lambda t: 0.01 + 0.99 * (1 + math.cos(math.pi * t / epochs)) / 2,
+}
 _QUICK = ("udn", "omega2", "omega4", "omega6", "dun10")

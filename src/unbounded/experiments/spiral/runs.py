@@ -13,7 +13,7 @@ from unbounded.baselines import bayes_accuracy, nearest_neighbours, rbf_svm
 from unbounded.engines import Stacked
 from unbounded.experiments import records
 from unbounded.experiments.spiral.recipe import SCHEDULES, Group, Settings, SpiralRun, build
-from unbounded.likelihoods import ClassPrediction, Prediction
+from unbounded.likelihoods import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
 from unbounded.training import FitResult, fit
@@ -32,7 +32,10 @@ def train(
     print(f"{group.name}: {len(group.runs) * count} networks, {settings.epochs} epochs", flush=True)
     start = time.perf_counter()
     models = [build(run, settings, member) for run in group.runs for member in range(count)]
-    train, validation, test = _data(group, count)
+    # Networks with equal data share the tensors.
+    made = {(run.omega, run.seed): [run.data(part) for part in PARTS] for run in group.runs}
+    each = [made[run.omega, run.seed] for run in group.runs for _ in range(count)]
+    train, validation, test = ([parts[k] for parts in each] for k in range(len(PARTS)))
     is_dun = group.name.startswith("dun")
     checkpoint = parts / f"{group.name}.safetensors"
     before = seconds_so_far(checkpoint) if options.resume else 0.0
@@ -56,19 +59,13 @@ def train(
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt
     seconds = round(before + time.perf_counter() - start, 1)
-    rows = []
-    for index, run in enumerate(group.runs):
-        own = slice(index * count, (index + 1) * count)
-        rows.append(_score(run, models[own], results[own], test[index * count]))
+    owns = [slice(first, first + count) for first in range(0, len(models), count)]
+    rows = [
+        _score(run, models[own], results[own], test[own.start])
+        for run, own in zip(group.runs, owns, strict=True)
+    ]
     print(f"{group.name}: {seconds} s", flush=True)
     return {"seconds": seconds, "runs": rows}
-
-
-def _data(group: Group, count: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """The parts of each network's data; networks with equal data share the tensors."""
-    made = {(run.omega, run.seed): tuple(run.data(part) for part in PARTS) for run in group.runs}
-    each = [made[run.omega, run.seed] for run in group.runs for _ in range(count)]
-    return [e[0] for e in each], [e[1] for e in each], [e[2] for e in each]
 
 
 def _score(
@@ -80,8 +77,9 @@ def _score(
     """The row of one run: test scores of the (averaged) predictive, and the depth."""
     x, y = test
     predictions = [predict(model, x) for model in models]
-    mixture = _classes(combine(predictions))
-    best = [result.best_row for result in results]
+    mixture, first = combine(predictions), predictions[0]
+    assert isinstance(mixture, ClassPrediction)
+    assert isinstance(first, ClassPrediction)
 
     def mean(values: Sequence[float]) -> float:
         return sum(values) / len(values)
@@ -90,25 +88,19 @@ def _score(
         **dataclasses.asdict(run),
         "test_accuracy": float((mixture.classes == y).double().mean()),
         "test_log_score": float(mixture.log_prob(y).double().mean()),
-        "val_accuracy": round(mean([b["val_accuracy"] for b in best]), 6),
+        "val_accuracy": round(mean([result.best_row["val_accuracy"] for result in results]), 6),
         "best_epoch": [result.best_epoch for result in results],
         "stopped": sorted({result.stopped for result in results}),
         "depth_mean": round(mean([model.depth.mean() for model in models]), 4),
         "max_depth": max(model.depth.max_depth() for model in models),
     }
     if run.model.startswith("udn"):
-        first = _classes(predictions[0])
         by_depth = (first.classes_by_depth == y).float().mean(1)
         row["last_depth_mean"] = round(mean([r.history[-1]["depth_mean"] for r in results]), 4)
         row["depth_probs"] = [round(p, 4) for p in first.depth_log_probs.exp().tolist()]
         row["accuracy_by_depth"] = [round(a, 4) for a in by_depth.tolist()]
         row["depth_trace"] = [round(d, 2) for d in results[0].history["depth_mean"]]
     return row
-
-
-def _classes(prediction: Prediction) -> ClassPrediction:
-    assert isinstance(prediction, ClassPrediction)
-    return prediction
 
 
 def references(settings: Settings, path: Path, resume: bool) -> list[dict[str, Any]]:
@@ -146,11 +138,5 @@ def references(settings: Settings, path: Path, resume: bool) -> list[dict[str, A
 def _reference_rows(run: SpiralRun) -> list[dict[str, Any]]:
     train, validation, test = (run.data(part) for part in PARTS)
     where = {"omega": run.omega, "seed": run.seed}
-    return [
-        {
-            "model": "nearest-neighbours",
-            **where,
-            **nearest_neighbours(train, validation, test),
-        },
-        {"model": "rbf-svm", **where, **rbf_svm(train, validation, test)},
-    ]
+    near, svm = nearest_neighbours(train, validation, test), rbf_svm(train, validation, test)
+    return [{"model": "nearest-neighbours", **where, **near}, {"model": "rbf-svm", **where, **svm}]

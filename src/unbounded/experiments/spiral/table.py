@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from unbounded.experiments import records
-from unbounded.experiments.figures import render
-from unbounded.experiments.pages import rewrite
+from unbounded.experiments.figures import SIZE
+from unbounded.experiments.pages import (
+    SUBSCRIPTS,
+    markdown_table,
+    plus_minus,
+    publish,
+    rewrite,
+)
 from unbounded.experiments.spiral import figures
 
 Row = dict[str, Any]
@@ -36,9 +42,7 @@ _SHORT = {
 def label(model: str) -> str:
     """The name of a model for people."""
     if model.startswith("omega"):
-        return "Ω" + model.removeprefix("omega").translate(
-            str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-        )
+        return "Ω" + model.removeprefix("omega").translate(SUBSCRIPTS)
     return {
         "udn": "UDN",
         "udn-concentrated": "UDN, concentrated posterior",
@@ -53,12 +57,11 @@ def label(model: str) -> str:
 def summary(runs: Sequence[Row], references: Sequence[Row]) -> list[Row]:
     """Accuracy averaged over ω: its mean and standard deviation over seeds, in percent."""
     rows = []
-    for key in dict.fromkeys((r["init"], r["lr"], r["model"]) for r in runs):
-        mine = [r for r in runs if (r["init"], r["lr"], r["model"]) == key]
+    keys: list[tuple[Any, Any, str]] = [(r["init"], r["lr"], r["model"]) for r in runs]
+    keys += [(None, None, r["model"]) for r in references]
+    for key in dict.fromkeys(keys):
+        mine = [r for r, its in zip([*runs, *references], keys, strict=True) if its == key]
         rows.append({"init": key[0], "lr": key[1], "model": key[2], **_over_seeds(mine)})
-    for model in dict.fromkeys(r["model"] for r in references):
-        mine = [r for r in references if r["model"] == model]
-        rows.append({"init": None, "lr": None, "model": model, **_over_seeds(mine)})
     return rows
 
 
@@ -66,66 +69,50 @@ def table(results: Row) -> str:
     """Table 1 beside the paper's, in Markdown."""
     rows = results["summary"]
     settings = list(dict.fromkeys((r["init"], r["lr"]) for r in rows if r["init"] is not None))
-    heads = [f"{_init(init)}, rate {lr:g}" for init, lr in settings]
-    lines = [
-        "| model | paper | " + " | ".join(heads) + " |",
-        "|---|---|" + "---|" * len(settings),
-    ]
+    head = ["model", "paper", *(f"{_init(init)}, rate {lr:g}" for init, lr in settings)]
     models = dict.fromkeys(r["model"] for r in rows if r["init"] is not None)
     best = {s: max(r["mean"] for r in rows if (r["init"], r["lr"]) == s) for s in settings}
+    lines = []
     for model in sorted(models, key=_order):
-        paper = PAPER.get(model)
-        cells = ["–" if paper is None else f"{paper[0]} ± {paper[1]}"]
+        cells = [label(model), plus_minus(*PAPER[model], 1) if model in PAPER else "–"]
         for setting in settings:
             found = [r for r in rows if r["model"] == model and (r["init"], r["lr"]) == setting]
             cells.append(_cell(found[0], best[setting]) if found else "–")
-        lines.append(f"| {label(model)} | " + " | ".join(cells) + " |")
+        lines.append(cells)
     for row in rows:
         if row["init"] is None:
-            cells = [_cell(row), *["" for _ in settings[1:]]] if settings else [_cell(row)]
-            lines.append(f"| {label(row['model'])} | – | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append([label(row["model"]), "–", _cell(row), *[""] * len(settings[1:])])
+    return markdown_table(head, lines)
 
 
 def write(folder: Path) -> str:
-    """Write `table.md` and the figures of the results in a folder; returns the page.
-
-    Raises:
-        FileNotFoundError: if there are no results.
-    """
+    """Write `table.md` and the figures of the results in a folder; returns the page."""
     results: Row = records.read_json(folder / "results.json")
-    settings, text = results["configuration"], _page(results)
-    records.write_text(folder / "table.md", text)
+    settings = results["configuration"]
     paints: dict[str, Callable[[Any], None]] = {
         "data.svg": partial(figures.data, omegas=settings["omegas"])
     }
     for init, lr in itertools.product(settings["init"], settings["lr"]):
         mine = [r for r in results["runs"] if (r["init"], r["lr"]) == (init, lr)]
         models = sorted({r["model"] for r in mine}, key=_order)
-        names = {model: _SHORT.get(model) or label(model) for model in models}
         name, setting = f"{init}-lr{lr:g}", f"{_init(init)}, rate {lr:g}"
         paints[f"accuracy-{name}.svg"] = partial(
             figures.accuracy,
             runs=mine,
             references=results["references"],
-            names=names,
+            names={model: _SHORT.get(model) or label(model) for model in models},
             setting=setting,
         )
         for model in models:
             if model.startswith("udn"):
                 ours = [r for r in mine if r["model"] == model]
-                kind = model.replace("udn", "depth")
-                paints[f"{kind}-{name}.svg"] = partial(
+                paints[f"{model.replace('udn', 'depth')}-{name}.svg"] = partial(
                     figures.depth, runs=ours, model=label(model), setting=setting
                 )
-    for name, paint in paints.items():
-        records.write_text(folder / name, render(paint))
-    return text
+    return publish(folder, _page(results), {name: (paint, SIZE) for name, paint in paints.items()})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the table and the figures again."""
-    return rewrite(write, __doc__, "folder with results.json", arguments)
+main = partial(rewrite, write, __doc__, "folder with results.json")
 
 
 def _page(results: Row) -> str:
@@ -141,7 +128,6 @@ def _page(results: Row) -> str:
         "± is the standard deviation over seeds.",
         "",
         table(results),
-        "",
         f"Trained on {versions['device']} with torch {versions['torch']} in "
         f"{sum(seconds.values()):.0f} s ({each}).",
     ]
@@ -173,14 +159,12 @@ def _over_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _cell(row: Row, best: float | None = None) -> str:
-    text = f"{row['mean']:.1f}" + (f" ± {row['sd']:.1f}" if row["sd"] is not None else "")
+    text = plus_minus(row["mean"], row["sd"], 1)
     return f"**{text}**" if best is not None and row["mean"] == best else text
 
 
 def _init(init: str) -> str:
-    return {"default": "default initialisation", "he": "He initialisation"}.get(
-        init, f"{init} initialisation"
-    )
+    return f"{'He' if init == 'he' else init} initialisation"
 
 
 _LAST = {"dun10-original": (1, 0), "dun10": (1, 1), "udn": (2, 0), "udn-concentrated": (2, 1)}

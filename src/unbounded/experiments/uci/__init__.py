@@ -8,15 +8,13 @@ figures, and the two panels of the paper's appendix.
 
 import argparse
 import time
-from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unbounded.data import uci
-from unbounded.experiments import StudyError, listed, records
+from unbounded.experiments import StudyError, listed, one_thread, records, usable_device
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
@@ -51,14 +49,8 @@ def run(options: argparse.Namespace) -> None:
     """Run the sets one after the other, then write tables and figure."""
     if options.quick and options.splits == "standard":
         options.splits = str(QUICK_SPLITS)
-    threads = torch.get_num_threads()
-    if options.quick:
-        # Too little work for a second thread, and waiting for one can cost much.
-        torch.set_num_threads(1)
-    try:
+    with one_thread() if options.quick else nullcontext():
         _run(options)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -68,24 +60,26 @@ def _run(options: argparse.Namespace) -> None:
     chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
-    out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
+    names = uci.names(chosen)
     if options.estimate:
-        _estimate(uci.names(chosen), options, plan)
+        _estimate(names, options, plan)
         return
+    out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
     if options.quick:
         print(
-            f"quick: {', '.join(uci.names(chosen))}; {options.splits} splits; {plan.recipe.steps} "
+            f"quick: {', '.join(names)}; {options.splits} splits; {plan.recipe.steps} "
             f"steps of width {plan.recipe.width}: how it goes, not how good it is",
             flush=True,
         )
     start = time.perf_counter()
-    for name in uci.names(chosen):
+    for name in names:
         data = uci.load(name, options.data)
         mine = _for_set(plan, data, options.splits)
         path = out / f"{name}.json"
         there = _kept(path, describe(mine, data)) if options.resume else None
         if there is not None:
-            mine = replace(mine, models=[m for m in mine.models if m not in _models(there)])
+            done = there["configuration"]["models"]
+            mine = replace(mine, models=[m for m in mine.models if m not in done])
         if not mine.models:
             print(f"{name}: kept from {path}")
             continue
@@ -105,65 +99,51 @@ def _run(options: argparse.Namespace) -> None:
 
 def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
     """The results that are there, if they differ from what is asked for in their models alone."""
-    if not path.is_file():
+    there: dict[str, Any] | None = records.read_json(path) if path.is_file() else None
+    if there and {**there["configuration"], "models": []} != {**configuration, "models": []}:
+        print(f"{path} was made with other settings, it is run again")
         return None
-    there: dict[str, Any] = records.read_json(path)
-    if {**there["configuration"], "models": []} == {**configuration, "models": []}:
-        return there
-    print(f"{path} was made with other settings, it is run again")
-    return None
-
-
-def _models(document: Mapping[str, Any]) -> list[str]:
-    models: list[str] = document["configuration"]["models"]
-    return models
+    return there
 
 
 def added(there: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """Results of a set with those of more models, run later; when and where stays with each."""
-    models = [m for m in LABELS if m in _models(there) + _models(more)]
+    before, later = (document["configuration"]["models"] for document in (there, more))
+    models = [m for m in LABELS if m in before + later]
     rows = sorted(
         there["rows"] + more["rows"], key=lambda row: (row["split"], models.index(row["model"]))
     )
-    later = {"models": _models(more), "versions": more["versions"], "seconds": more["seconds"]}
+    note = {"models": later, "versions": more["versions"], "seconds": more["seconds"]}
     return {
         **there,
         "configuration": {**there["configuration"], "models": models},
-        "added": [*there.get("added", []), later],
+        "added": [*there.get("added", []), note],
         "rows": rows,
     }
 
 
 def make_plan(options: argparse.Namespace) -> UCISettings:
-    """What the options ask for, before any set is read.
-
-    Raises:
-        StudyError: on a model, a number of splits or a seed that cannot be.
-    """
-    recipe = QUICK if options.quick else Recipe()
+    """What the options ask for, before any set is read, checked."""
     changes = {k: v for k, v in (("width", options.width), ("steps", options.steps)) if v}
     try:
-        recipe = replace(recipe, **changes)
+        recipe = replace(QUICK if options.quick else Recipe(), **changes)
         seeds = [int(seed) for seed in listed(options.seeds)]
-        device = torch.device(options.device)
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
         raise StudyError(str(error)) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise StudyError("--device cuda: there is no CUDA device here")
-    models = listed(options.models) if options.models else list(LABELS)
-    unknown = [m for m in models if m not in LABELS]
+    device = usable_device(options.device)
+    wanted = listed(options.models) if options.models else list(LABELS)
+    unknown = [m for m in wanted if m not in LABELS]
     if unknown:
         raise StudyError(f"there is no model {unknown[0]!r}; there are: {', '.join(LABELS)}")
-    needed = 2 if any(m in ENSEMBLES for m in models) else 1
+    needed = 2 if any(m in ENSEMBLES for m in wanted) else 1
     if len(set(seeds)) != len(seeds) or len(seeds) < needed or min(seeds) < 0:
         raise StudyError(f"--seeds must be at least {needed} different numbers, got {seeds}")
-    kind = "gap" if options.splits == "gap" else "standard"
-    if options.splits not in ("gap", "standard") and not (
-        options.splits.isdecimal() and int(options.splits) > 0
-    ):
-        raise StudyError(f"--splits must be standard, gap or a number, got {options.splits!r}")
-    models = [m for m in LABELS if m in models]
-    return UCISettings(kind, (), models, recipe, seeds, options.device, options.chunk)
+    splits = options.splits
+    if splits not in ("gap", "standard") and not (splits.isdecimal() and int(splits) > 0):
+        raise StudyError(f"--splits must be standard, gap or a number, got {splits!r}")
+    kind = "gap" if splits == "gap" else "standard"
+    models = [m for m in LABELS if m in wanted]
+    return UCISettings(kind, (), models, recipe, seeds, device, options.chunk)
 
 
 def _for_set(plan: UCISettings, data: uci.UCISet, splits: str) -> UCISettings:

@@ -31,13 +31,7 @@ _REACH = (0.3, 1.7)  # relative errors beyond are drawn at the edge, as triangle
 
 
 def draw(figure: "Figure", errors: Values, depths: Values) -> None:
-    """Draw both panels.
-
-    Args:
-        figure: to draw on.
-        errors: RMSE; drawn relative to the mean of the finite networks of its set.
-        depths: E[ℓ]; only the UDN's is drawn.
-    """
+    """Draw both panels: RMSE relative to the finite networks of its set, and the UDN's E[ℓ]."""
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     relative = {name: _relative(row) for name, row in errors.items()}
     models = [m for m in LABELS if any(m in row for row in relative.values())]

@@ -1,7 +1,8 @@
 """What is compared: the UDN, finite networks, DUN, and ensembles of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from unbounded.depth import (
     DepthFamily,
@@ -33,72 +34,45 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """A UDN by its posterior over the depth. What is None is as the recipe has it.
+    """A UDN by its posterior over the depth. What is None is as the recipe has it."""
 
-    Attributes:
-        concentration: ν of `TruncatedConwayMaxwell`; 1 is the paper's truncated Poisson.
-        rate: the first λ or μ.
-        prior_rate: α of the prior on the depth.
-        depth_lr_ratio: rate of λ as a multiple of the weights'.
-    """
-
-    concentration: float = 1.0
-    rate: float | None = None
+    concentration: float = 1.0  # ν of TruncatedConwayMaxwell; 1 is the paper's truncated Poisson
+    rate: float | None = None  # the first λ or μ
     prior_rate: float | None = None
     depth_lr_ratio: float | None = None
 
+    def of(self, recipe: Recipe) -> Recipe:
+        """The recipe with these changes."""
+        changes: dict[str, Any] = {**vars(self), "concentration": None}
+        return replace(recipe, **{k: v for k, v in changes.items() if v is not None})
+
     def family(self, recipe: Recipe) -> DepthFamily:
         """q(ℓ; λ) with its first λ."""
-        rate = recipe.rate if self.rate is None else self.rate
         if self.concentration == 1:
-            return TruncatedPoisson(rate)
-        return TruncatedConwayMaxwell(rate, self.concentration)
-
-    def prior(self, recipe: Recipe) -> DepthPrior:
-        """p(ℓ)."""
-        return PoissonDepth(recipe.prior_rate if self.prior_rate is None else self.prior_rate)
-
-    def lr_ratio(self, recipe: Recipe) -> float:
-        """Rate of λ as a multiple of the weights'."""
-        return recipe.depth_lr_ratio if self.depth_lr_ratio is None else self.depth_lr_ratio
+            return TruncatedPoisson(self.of(recipe).rate)
+        return TruncatedConwayMaxwell(self.of(recipe).rate, self.concentration)
 
 
 VARIANTS = {"udn": Variant(), "udn-slow": Variant(rate=4.0, depth_lr_ratio=0.1)}
 """The UDNs of the study."""
 
 
-@dataclass(frozen=True)
-class Ensemble:
-    """Equal networks with different seeds, whose mixtures are averaged.
-
-    Attributes:
-        of: the networks that it may be made of; if several, each split has those which do best
-            on its validation parts.
-    """
-
-    of: tuple[str, ...]
-
-
-ENSEMBLES = {"deep-ensemble": Ensemble(FINITE), "udn-ensemble": Ensemble(("udn",))}
-
+ENSEMBLES = {"deep-ensemble": FINITE, "udn-ensemble": ("udn",)}
+"""Equal networks with different seeds, whose mixtures are averaged, and what they may be made of;
+if several, each split has those which do best on its validation parts."""
 CHOSEN = {"udn-paced": tuple(VARIANTS)}
 """One network: each split has the one which does best on its validation parts."""
 
 
 def choices_of(model: str) -> tuple[str, ...]:
     """The networks that a model may be made of."""
-    return ENSEMBLES[model].of if model in ENSEMBLES else CHOSEN.get(model, (model,))
+    return (ENSEMBLES | CHOSEN).get(model, (model,))
 
 
 def single_models(models: list[str]) -> list[str]:
     """The networks that these models are made of: in the order of `LABELS`, then any others."""
     needed = dict.fromkeys(name for model in models for name in choices_of(model))
     return [name for name in dict.fromkeys([*LABELS, *needed]) if name in needed]
-
-
-def architecture(name: str) -> str:
-    """Networks of one architecture can be trained as one population."""
-    return "shared head" if name == "dun" else "head for each depth"
 
 
 def build(
@@ -109,28 +83,14 @@ def build(
     seed: int,
     variants: Mapping[str, Variant] = VARIANTS,
 ) -> UDN:
-    """A new network.
-
-    Args:
-        name: of one of the variants, "f2" … "f6" or "dun".
-        in_features: how many inputs there are.
-        scale: s of the prior on its weights.
-        recipe: the rest.
-        seed: of its first weights.
-        variants: the UDNs that there are.
-    """
+    """A new network: one of the variants, "f2" … "f6" or "dun". `scale` is its prior's."""
     likelihood = BalancedGaussian(recipe.beta)
-    layers = Dense(
-        in_features,
-        recipe.width,
-        likelihood.num_outputs(1),
-        init="he",
-        shares_head=name == "dun",
-    )
+    sizes = in_features, recipe.width, likelihood.num_outputs(1)
+    layers = Dense(*sizes, init="he", shares_head=name == "dun")
     depth: DepthFamily
-    prior: DepthPrior = PoissonDepth(recipe.prior_rate)
+    prior: DepthPrior = PoissonDepth(variants.get(name, Variant()).of(recipe).prior_rate)
     if name in variants:
-        depth, prior = variants[name].family(recipe), variants[name].prior(recipe)
+        depth = variants[name].family(recipe)
     elif name == "dun":
         depth, prior = FiniteDepth(DUN_DEPTHS), UniformDepth(DUN_DEPTHS)
     elif name in FINITE:

@@ -69,10 +69,6 @@ class Recipe:
         """As many as make about `steps` steps."""
         return max(1, round(self.steps / math.ceil(rows / self.batch_size(rows))))
 
-    def num_parts(self, rows: int) -> int:
-        """How many validation parts a split with so many training rows has."""
-        return self.parts if rows < self.few_rows else 1
-
     def config(self) -> dict[str, Any]:
         """As plain data."""
         return {**asdict(self), "scales": list(self.scales)}
@@ -80,33 +76,18 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows to train on and rows to predict, standardised by the former.
+    """Rows to train on and rows to predict, standardised by the former."""
 
-    Attributes:
-        train: inputs `(rows, feature)` and targets `(rows, 1)`.
-        x: inputs of the rows to predict.
-        y: their targets, `(rows,)`, in original units.
-        center: of the targets, in original units.
-        scale: of the targets.
-        rounding: standard deviation of what rounding took from the targets; see `rounding`.
-    """
-
-    train: tuple[Tensor, Tensor]
-    x: Tensor
-    y: Floats
-    center: float
-    scale: float
-    rounding: float = 0.0
+    train: tuple[Tensor, Tensor]  # inputs (rows, feature) and targets (rows, 1)
+    x: Tensor  # inputs of the rows to predict
+    y: Floats  # their targets, (rows,), in original units
+    center: float  # of the targets, in original units
+    scale: float  # of the targets
+    rounding: float = 0.0  # what it took from the targets, as a standard deviation
 
 
 def table(data: UCISet, train: Rows, held_out: Rows) -> Table:
-    """Standardise by the training rows; inputs that are constant there become zero everywhere.
-
-    Args:
-        data: the set.
-        train: numbers of the rows to train on.
-        held_out: numbers of the rows to predict.
-    """
+    """Standardise by the training rows; inputs that are constant there become zero everywhere."""
     x, y = data.x[train], data.y[train]
     center, spread = x.mean(0), x.std(0)
     varies = spread > 1e-9 * (1 + np.abs(center))
@@ -147,7 +128,7 @@ def validation_parts(rows: Rows, recipe: Recipe, seed: int) -> list[tuple[Rows, 
     shuffled = np.random.default_rng(seed).permutation(rows)
     size = int(recipe.fraction * len(rows))
     found = []
-    for part in range(recipe.num_parts(len(rows))):
+    for part in range(recipe.parts if len(rows) < recipe.few_rows else 1):
         place = slice(part * size, (part + 1) * size)
         kept = np.concatenate([shuffled[: place.start], shuffled[place.stop :]])
         found.append((np.sort(kept), np.sort(shuffled[place])))

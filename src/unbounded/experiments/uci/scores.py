@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from unbounded import metrics
 from unbounded.data.uci import Floats
@@ -24,16 +23,10 @@ _ROWS = 8192
 
 @dataclass(frozen=True)
 class Mixture:
-    """Gaussian mixtures of rows, with common weights, in original units.
+    """Gaussian mixtures of rows, with common weights, in original units."""
 
-    Attributes:
-        probs: of the components, `(component,)`.
-        means: `(component, rows)`.
-        scales: likewise.
-    """
-
-    probs: Floats
-    means: Floats
+    probs: Floats  # of the components, (component,)
+    means: Floats  # (component, rows)
     scales: Floats
 
     def widened(self, factor: float, least: float = 0.0) -> "Mixture":
@@ -75,13 +68,21 @@ def calibrate(held_out: Sequence[HeldOut]) -> tuple[float, float]:
 
     The NLL is infinite if a prediction is no number.
     """
-    parts = [_Parts.of(one) for one in held_out]
-    if not all(part.is_finite for part in parts):
+    parts = [
+        (torch.from_numpy(p.probs).log()[:, None], torch.from_numpy(y - p.means), p.scales, least)
+        for p, y, least in held_out
+    ]
+    if not all(torch.isfinite(e).all() and np.isfinite(s).all() for _, e, s, _ in parts):
         return 1.0, math.inf
     count = sum(len(one.y) for one in held_out)
 
     def mean_nll(factor: float) -> float:
-        return sum(part.nll(factor) for part in parts) / count
+        total = 0.0
+        for log_q, errors, own, least in parts:
+            scales = (torch.from_numpy(own) * factor).clamp_(min=least)
+            log_density = log_q - 0.5 * (errors / scales).square() - scales.log()
+            total -= float((torch.logsumexp(log_density, 0) - _LOG_SQRT_2PI).sum())
+        return total / count
 
     values = [mean_nll(factor) for factor in _FACTORS.tolist()]
     lowest = min(range(len(values)), key=values.__getitem__)
@@ -93,32 +94,6 @@ def calibrate(held_out: Sequence[HeldOut]) -> tuple[float, float]:
         shift = 0.5 * (low - high) / bend if bend > 0 else 0.0
         factor *= math.exp(shift * math.log(_FACTORS[1] / _FACTORS[0]))
     return factor, mean_nll(factor)
-
-
-class _Parts(NamedTuple):
-    """What the NLL of any factor is made of, as tensors."""
-
-    errors: Tensor  # y − mean, (component, rows)
-    scales: Tensor  # (component, rows)
-    log_q: Tensor  # (component, 1)
-    least: float
-
-    @classmethod
-    def of(cls, one: HeldOut) -> "_Parts":
-        predicted, y, least = one
-        log_q = torch.from_numpy(predicted.probs).log()[:, None]
-        errors = torch.from_numpy(y - predicted.means)
-        return cls(errors, torch.from_numpy(predicted.scales), log_q, least)
-
-    @property
-    def is_finite(self) -> bool:
-        return bool(torch.isfinite(self.errors).all() and torch.isfinite(self.scales).all())
-
-    def nll(self, factor: float) -> float:
-        """−Σ_i log p(y_i)."""
-        scales = (self.scales * factor).clamp_(min=self.least)
-        log_density = self.log_q - 0.5 * (self.errors / scales).square() - scales.log()
-        return -float((torch.logsumexp(log_density, 0) - _LOG_SQRT_2PI).sum())
 
 
 def score(predicted: Mixture, y: Floats) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One set: choose on validation parts, train on all training rows, score on the test rows."""
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +15,7 @@ from unbounded.data.uci import UCISet
 from unbounded.engines import Stacked
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci import scores
-from unbounded.experiments.uci.recipe import (
-    Recipe,
-    Table,
-    table,
-    training_rows,
-    validation_parts,
-)
+from unbounded.experiments.uci.recipe import Recipe, Table, table, training_rows, validation_parts
 from unbounded.model import UDN
 from unbounded.priors import GaussianWeights
 from unbounded.training import fit
@@ -59,32 +54,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class UCISettings:
-    """Which splits and models of one set are trained, and how.
+    """Which splits and models of one set are trained, and how."""
 
-    Attributes:
-        kind: "standard" or "gap".
-        splits: their numbers.
-        models: keys of `models.LABELS`.
-        recipe: how.
-        seeds: of the members of an ensemble; single networks have the first.
-        device: where to train.
-        chunk: networks at a time; by default 64 on a CPU, all at once elsewhere.
-        variants: the UDNs among the models.
-    """
-
-    kind: str
+    kind: str  # "standard" or "gap"
     splits: Sequence[int]
-    models: Sequence[str]
+    models: Sequence[str]  # keys of `models.LABELS`, or of `variants`
     recipe: Recipe
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # of the members of an ensemble; single networks have the first
     device: str | torch.device = "cpu"
-    chunk: int | None = None
+    chunk: int | None = None  # networks at a time; by default 64 on a CPU, all at once elsewhere
     variants: Mapping[str, models_.Variant] = field(default_factory=lambda: models_.VARIANTS)
 
     @property
     def singles(self) -> list[str]:
         """The networks that have to be trained."""
         return models_.single_models(list(self.models))
+
+    def seeds_of(self, model: str) -> Sequence[int]:
+        """Of the networks that a model is made of."""
+        return self.seeds if model in models_.ENSEMBLES else self.seeds[:1]
 
     @property
     def networks_at_a_time(self) -> int | None:
@@ -99,12 +87,9 @@ def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]
     Test rows are looked at by the last step alone, to predict and to score them.
     """
     start = time.perf_counter()
-    masks = data.masks(plan.kind)
     choices = choose(data, plan, say)
     chosen = time.perf_counter()
-    tables = {
-        s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits
-    }
+    tables = whole_tables(data, plan)
     jobs = final_jobs(plan, tables, choices)
     trained = dict(zip(jobs, train(list(jobs.values()), plan), strict=True))
     finished = time.perf_counter()
@@ -121,21 +106,22 @@ def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]
     return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "rows": rows}
 
 
+def whole_tables(data: UCISet, plan: UCISettings) -> dict[int, Table]:
+    """All training rows of each split, and its test rows."""
+    masks = data.masks(plan.kind)
+    return {s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits}
+
+
 def choose(data: UCISet, plan: UCISettings, say: Say = print) -> dict[tuple[int, str], Choice]:
     """The prior's scale and the noise's factor, for each split and network."""
     start = time.perf_counter()
     by_candidate = validate(data, plan)
     found: dict[tuple[int, str], Choice] = {}
-    for split in plan.splits:
-        for name in plan.singles:
-            fits = {
-                scale: scores.calibrate(by_candidate[split, name, scale])
-                for scale in plan.recipe.scales
-            }
-            scale = min(fits, key=lambda s: fits[s][1])
-            factor, nll = fits[scale]
-            candidates = {f"{s:g}": nll for s, (_, nll) in fits.items()}
-            found[split, name] = Choice(scale, factor, nll, candidates)
+    for split, name in itertools.product(plan.splits, plan.singles):
+        fits = {s: scores.calibrate(by_candidate[split, name, s]) for s in plan.recipe.scales}
+        scale = min(fits, key=lambda s: fits[s][1])
+        candidates = {f"{s:g}": nll for s, (_, nll) in fits.items()}
+        found[split, name] = Choice(scale, *fits[scale], candidates)
     say(
         f"{data.name}: {sum(map(len, by_candidate.values()))} networks on parts of the training "
         f"rows in {time.perf_counter() - start:.1f} s"
@@ -145,9 +131,9 @@ def choose(data: UCISet, plan: UCISettings, say: Say = print) -> dict[tuple[int,
 
 def validate(data: UCISet, plan: UCISettings) -> dict[tuple[int, str, float], list[scores.HeldOut]]:
     """(split, network, scale) → what that candidate predicts for the validation parts."""
-    keys, jobs = selection_jobs(data, plan)
+    splits, jobs = zip(*selection_jobs(data, plan), strict=True)
     found: dict[tuple[int, str, float], list[scores.HeldOut]] = {}
-    for (split, _), job, result in zip(keys, jobs, train(jobs, plan), strict=True):
+    for split, job, result in zip(splits, jobs, train(jobs, plan), strict=True):
         predicted = scores.mixture(result.model, job.rows)
         if result.diverged:
             predicted = predicted.widened(math.nan)
@@ -156,19 +142,19 @@ def validate(data: UCISet, plan: UCISettings) -> dict[tuple[int, str, float], li
     return found
 
 
-def selection_jobs(data: UCISet, plan: UCISettings) -> tuple[list[tuple[int, int]], list[Job]]:
-    """(split, part) and network of everything that the selection trains."""
-    masks = data.masks(plan.kind)
-    keys, jobs = [], []
+def selection_jobs(data: UCISet, plan: UCISettings) -> list[tuple[int, Job]]:
+    """Everything that the selection trains, each with its split."""
+    found = []
     for split in plan.splits:
-        rows = training_rows(masks[split])
-        for part, (train_on, validate_on) in enumerate(validation_parts(rows, plan.recipe, split)):
+        rows = training_rows(data.masks(plan.kind)[split])
+        for train_on, validate_on in validation_parts(rows, plan.recipe, split):
             held = table(data, train_on, validate_on)
-            for name in plan.singles:
-                for scale in plan.recipe.scales:
-                    keys.append((split, part))
-                    jobs.append(Job(name, held, scale, _seed(plan.seeds[0], split)))
-    return keys, jobs
+            found += [
+                (split, Job(name, held, scale, _seed(plan.seeds[0], split)))
+                for name in plan.singles
+                for scale in plan.recipe.scales
+            ]
+    return found
 
 
 def final_jobs(
@@ -176,13 +162,11 @@ def final_jobs(
 ) -> dict[tuple[int, str, int], Job]:
     """(split, network, seed) → network of everything that is trained on all training rows."""
     wanted: dict[tuple[int, str, int], Job] = {}
-    for split in plan.splits:
-        for model in plan.models:
-            name = base_of(model, split, choices)
-            seeds = plan.seeds if model in models_.ENSEMBLES else plan.seeds[:1]
-            for seed in seeds:
-                scale = choices[split, name].scale
-                wanted[split, name, seed] = Job(name, tables[split], scale, _seed(seed, split))
+    for split, model in itertools.product(plan.splits, plan.models):
+        name = base_of(model, split, choices)
+        for seed in plan.seeds_of(model):
+            scale = choices[split, name].scale
+            wanted[split, name, seed] = Job(name, tables[split], scale, _seed(seed, split))
     return wanted
 
 
@@ -195,29 +179,26 @@ def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) 
     """Train networks, those of one architecture at once; all tables must have one size."""
     recipe = plan.recipe
     found: dict[int, Trained] = {}
-    for kind in dict.fromkeys(models_.architecture(job.name) for job in jobs):
-        members = [i for i, job in enumerate(jobs) if models_.architecture(job.name) == kind]
-        networks = _build([jobs[i] for i in members], plan)
-        usual = models_.Variant()
-        num_rows = jobs[members[0]].rows.train[0].shape[0]
+    for shares_head in (False, True):
+        members = {i: job for i, job in enumerate(jobs) if (job.name == "dun") == shares_head}
+        if not members:
+            continue
+        mine = list(members.values())
+        networks = _build(mine, plan)
+        variants = [plan.variants.get(job.name, models_.Variant()) for job in mine]
+        num_rows = len(mine[0].rows.train[0])
         total = recipe.epochs(num_rows)
-
-        def factor(epoch: int, total: int = total) -> float:
-            return 0.5 * (1 + math.cos(math.pi * epoch / total))
-
         results = fit(
             networks,
-            [jobs[i].rows.train for i in members],
+            [job.rows.train for job in mine],
             epochs=total if epochs is None else epochs,
             chunk=plan.networks_at_a_time,
             history_every=total,
             progress=False,
             batch_size=recipe.batch_size(num_rows),
             lr=recipe.lr,
-            depth_lr_ratio=[
-                plan.variants.get(jobs[i].name, usual).lr_ratio(recipe) for i in members
-            ],
-            schedule=factor,
+            depth_lr_ratio=[variant.of(recipe).depth_lr_ratio for variant in variants],
+            schedule=lambda epoch, total=total: 0.5 * (1 + math.cos(math.pi * epoch / total)),
             average=recipe.average,
             engine=Stacked(device=plan.device),
         )
@@ -228,14 +209,12 @@ def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) 
 
 def estimate(data: UCISet, plan: UCISettings, epochs: tuple[int, int] = (2, 6)) -> float:
     """Seconds that the set will take, from few and some more epochs of its populations."""
-    masks, total = data.masks(plan.kind), 0.0
-    tables = {
-        s: table(data, training_rows(masks[s]), np.flatnonzero(masks[s])) for s in plan.splits
-    }
+    tables, total = whole_tables(data, plan), 0.0
     guess = Choice(plan.recipe.scales[0], 1.0, 0.0, {})
     choices = {(split, name): guess for split in plan.splits for name in plan.singles}
     few, more = epochs
-    for jobs in (selection_jobs(data, plan)[1], list(final_jobs(plan, tables, choices).values())):
+    finals = list(final_jobs(plan, tables, choices).values())
+    for jobs in ([job for _, job in selection_jobs(data, plan)], finals):
         seconds = []
         for count in epochs:
             start = time.perf_counter()
@@ -255,10 +234,8 @@ def _build(jobs: Sequence[Job], plan: UCISettings) -> list[UDN]:
     for job in jobs:
         key = job.name, job.seed
         if key not in first:
-            size = job.rows.x.shape[1]
-            first[key] = models_.build(
-                job.name, size, job.scale, plan.recipe, job.seed, plan.variants
-            )
+            rest = job.scale, plan.recipe, job.seed, plan.variants
+            first[key] = models_.build(job.name, job.rows.x.shape[1], *rest)
         network = copy.deepcopy(first[key])
         network.weight_prior = priors[job.scale]
         found.append(network)
@@ -283,28 +260,26 @@ def _score(
         )
         for key, result in trained.items()
     }
-    for split in plan.splits:
-        for model in plan.models:
-            name = base_of(model, split, choices)
-            ensemble = model in models_.ENSEMBLES
-            keys = [(split, name, s) for s in (plan.seeds if ensemble else plan.seeds[:1])]
-            found = scores.average([predicted[key] for key in keys])
-            choice = choices[split, name]
-            depths = [depth_mean(trained[key].model) for key in keys]
-            rows.append(
-                {
-                    "model": model,
-                    "split": int(split),
-                    **scores.score(found, tables[split].y),
-                    "depth_mean": sum(depths) / len(depths),
-                    "network": name,
-                    "weight_scale": choice.scale,
-                    "noise_factor": choice.factor,
-                    "validation_nll": choice.nll,
-                    "candidates": choice.candidates,
-                    "diverged": sum(trained[key].diverged for key in keys),
-                }
-            )
+    for split, model in itertools.product(plan.splits, plan.models):
+        name = base_of(model, split, choices)
+        keys = [(split, name, seed) for seed in plan.seeds_of(model)]
+        found = scores.average([predicted[key] for key in keys])
+        choice = choices[split, name]
+        depths = [depth_mean(trained[key].model) for key in keys]
+        rows.append(
+            {
+                "model": model,
+                "split": int(split),
+                **scores.score(found, tables[split].y),
+                "depth_mean": sum(depths) / len(depths),
+                "network": name,
+                "weight_scale": choice.scale,
+                "noise_factor": choice.factor,
+                "validation_nll": choice.nll,
+                "candidates": choice.candidates,
+                "diverged": sum(trained[key].diverged for key in keys),
+            }
+        )
     return rows
 
 

@@ -7,13 +7,13 @@ them.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unbounded.data.uci import SETS
 from unbounded.experiments import records
-from unbounded.experiments.figures import render
-from unbounded.experiments.pages import markdown_table, rewrite
+from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.uci import figure, published
 from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
 from unbounded.experiments.uci.published import Estimate
@@ -30,12 +30,10 @@ def read(folder: Path) -> Results:
 
 def estimates(result: Mapping[str, Any], metric: str) -> dict[str, Estimate]:
     """Mean and standard error over the splits, for each model of a set."""
-    found = {}
-    for model in LABELS:
-        values = [row[metric] for row in result["rows"] if row["model"] == model]
-        if values:
-            found[model] = summary(values)
-    return found
+    values: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        values.setdefault(row["model"], []).append(row[metric])
+    return {model: summary(values[model]) for model in LABELS if model in values}
 
 
 def summary(values: Sequence[float]) -> Estimate:
@@ -49,22 +47,17 @@ def summary(values: Sequence[float]) -> Estimate:
 
 def not_worse(one: Estimate, other: Estimate) -> bool:
     """At least as good: not worse than the other mean by more than its own standard error."""
-    error = 0.0 if math.isnan(one.error) else one.error
-    return one.mean <= other.mean + error
+    return one.mean <= other.mean + (0.0 if math.isnan(one.error) else one.error)
 
 
 def markdown(results: Results) -> str:
     """Everything as one page of tables."""
-    kind = next(iter(results.values()))["configuration"]["kind"]
-    gap = kind == "gap"
+    gap = next(iter(results.values()))["configuration"]["kind"] == "gap"
     parts = []
-    for metric, title, others in (
-        ("rmse", "RMSE", published.RMSE | {"HistGB": published.BOOSTING}),
-        ("nll", "NLL", published.NLL),
-        ("crps", "CRPS", {}),
-    ):
+    tables = {"RMSE": published.RMSE | {"HistGB": published.BOOSTING}, "NLL": published.NLL}
+    for title, others in (tables | {"CRPS": {}}).items():
         parts.append(f"### {title}, original units, mean ± standard error over the splits\n")
-        parts.append(_metric_table(results, metric, {} if gap else others))
+        parts.append(_metric_table(results, title.lower(), {} if gap else others))
     parts += ["### Coverage (and mean width) of central intervals\n", _coverage(results)]
     parts += ["### E[ℓ] of the UDN\n", _depths(results)]
     if not gap:
@@ -85,10 +78,11 @@ def _metric_table(
         digits = _digits(best)
         cells = []
         for model in models:
-            cell = _show(row[model], digits) if model in row else "–"
+            cell = plus_minus(*row[model], digits) if model in row else "–"
             cells.append(f"**{cell}**" if row.get(model) == best else cell)
-        cells += [_show(f[name], digits) if name in f else "–" for f in others.values()]
-        rows.append([name, str(len(_splits(results[name]))), *cells])
+        cells += [plus_minus(*f[name], digits) if name in f else "–" for f in others.values()]
+        splits = {row["split"] for row in results[name]["rows"]}
+        rows.append([name, str(len(splits)), *cells])
     return markdown_table(head, rows)
 
 
@@ -119,7 +113,7 @@ def _depths(results: Results) -> str:
     for name, result in results.items():
         depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
-        first, *others = [_show(depths[model], 2) for model in models]
+        first, *others = [plus_minus(*depths[model], 2) for model in models]
         rows.append([name, first, claim, *others])
     return markdown_table(head, rows)
 
@@ -136,11 +130,8 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
         found.setdefault(claim, {})[name] = good
 
     for name, result in results.items():
-        for metric, title, others in (
-            ("rmse", "RMSE", published.RMSE),
-            ("nll", "NLL", published.NLL),
-        ):
-            row = estimates(result, metric)
+        for title, others in (("RMSE", published.RMSE), ("NLL", published.NLL)):
+            row = estimates(result, title.lower())
             finite = [row[m] for m in FINITE if m in row]
             for model in ("udn", *CHOSEN):
                 if model not in row or len(finite) < len(FINITE):
@@ -148,8 +139,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
                 best = min(finite, key=lambda f: f.mean)
                 good = not_worse(row[model], best)
                 note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
-                mean = sum(f.mean for f in finite) / len(finite)
-                good = row[model].mean < mean
+                good = row[model].mean < sum(f.mean for f in finite) / len(finite)
                 note(f"{LABELS[model]} better than their average, {title}", name, good)
             ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble") if m in row]
             if not ours:
@@ -157,7 +147,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
             known = min((f[name] for f in others.values() if name in f), key=lambda f: f.mean)
             good = any(not_worse(one, known) for one in ours)
             note(f"best UDN variant as good as the best published, {title}", name, good)
-            if metric == "rmse":
+            if title == "RMSE":
                 good = any(not_worse(one, published.BOOSTING[name]) for one in ours)
                 note("best UDN variant as good as gradient boosting, RMSE", name, good)
     return found
@@ -190,45 +180,26 @@ def _has(results: Results, model: str) -> bool:
     return all(any(row["model"] == model for row in r["rows"]) for r in results.values())
 
 
-def _splits(result: Mapping[str, Any]) -> list[int]:
-    return sorted({row["split"] for row in result["rows"]})
-
-
 def _digits(best: Estimate) -> int:
     """Decimals that show the second digit of the standard error, or three of the mean."""
     size = best.error if best.error and math.isfinite(best.error) else abs(best.mean) / 10
     return min(6, max(2, 1 - math.floor(math.log10(size)))) if size > 0 else 3
 
 
-def _show(value: Estimate, digits: int) -> str:
-    mean = f"{value.mean:.{digits}f}".replace("-", "−")
-    return mean if math.isnan(value.error) else f"{mean} ± {value.error:.{digits}f}"
-
-
 def write(folder: Path) -> str:
-    """Write `table.md` and `figure.svg` into a folder of results; returns the tables.
-
-    Raises:
-        FileNotFoundError: if there are no results.
-    """
+    """Write `table.md` and `figure.svg` into a folder of results; returns the tables."""
     results = read(folder)
     if not results:
         raise FileNotFoundError(f"{folder} has no results of a set, such as yacht.json")
-    text = markdown(results)
-    records.write_text(folder / "table.md", text)
     errors, depths = (
         {name: estimates(result, metric) for name, result in results.items()}
         for metric in ("rmse", "depth_mean")
     )
-    drawn = render(lambda panels: figure.draw(panels, errors, depths), figure.SIZE)
-    records.write_text(folder / "figure.svg", drawn)
-    return text
+    paint = partial(figure.draw, errors=errors, depths=depths)
+    return publish(folder, markdown(results), {"figure.svg": (paint, figure.SIZE)})
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the tables again."""
-    return rewrite(write, __doc__, "folder with NAME.json of each set", arguments)
-
+main = partial(rewrite, write, __doc__, "folder with NAME.json of each set")
 
 if __name__ == "__main__":
     sys.exit(main())

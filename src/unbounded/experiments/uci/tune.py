@@ -18,7 +18,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from unbounded.experiments import listed, records
 from unbounded.experiments.uci import scores, study
 from unbounded.experiments.uci.models import FINITE, VARIANTS, Variant
 from unbounded.experiments.uci.recipe import Recipe
+from unbounded.experiments.uci.table import summary
 
 Row = dict[str, Any]
 SELECT = ("nll", "rmse")
@@ -40,11 +41,7 @@ _FOLDS = 3
 
 
 def variant(words: str) -> Variant:
-    """A UDN from its name, or from words such as "concentration=3,rate=4".
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """A UDN from its name, or from words such as "concentration=3,rate=4"."""
     if words in VARIANTS:
         return VARIANTS[words]
     known = [field.name for field in fields(Variant)]
@@ -94,17 +91,11 @@ def _fold(held_out: Sequence[scores.HeldOut], fold: int) -> Row:
     rmse = float(_rmse(np.concatenate([_errors(one) for one in others])))
     if not math.isfinite(nll):  # it has diverged
         return {"others": {"nll": None, "rmse": None}}
-    found: Row = {
-        "others": {"nll": nll, "rmse": rmse},
-        "squares": 0.0,
-        "nll": 0.0,
-        "count": 0,
-    }
+    found: Row = {"others": {"nll": nll, "rmse": rmse}, "squares": 0.0, "nll": 0.0, "count": 0}
     for one in (_rows(one, fold, inside=True) for one in held_out):
         wide = one.predicted.widened(factor, one.least)
-        mean_nll = metrics.mixture_nll(one.y, wide.probs, wide.means, wide.scales)
         found["squares"] += float(np.sum(_errors(one) ** 2))
-        found["nll"] += len(one.y) * mean_nll
+        found["nll"] += len(one.y) * metrics.mixture_nll(one.y, wide.probs, wide.means, wide.scales)
         found["count"] += len(one.y)
     return found
 
@@ -132,30 +123,21 @@ def _pad(values: NDArray[np.float64], size: int, fill: float) -> NDArray[np.floa
 
 
 def score(rows: Sequence[Row], by: str = "nll") -> dict[str, float]:
-    """RMSE and NLL over the validation rows of one split, the candidate chosen on other rows.
+    """RMSE and NLL over the validation rows of one split, the candidate chosen `by` other rows.
 
     Both are infinite if all candidates have diverged.
-
-    Args:
-        rows: the candidates, of one set and split.
-        by: what is chosen by on the other rows, "nll" or "rmse".
     """
     total = {"squares": 0.0, "nll": 0.0, "count": 0}
     for fold in range(_FOLDS):
         folds = [row["folds"][fold] for row in rows]
-        best = min(
-            (one for one in folds if one["others"][by] is not None),
-            key=lambda one: one["others"][by],
-            default=None,
-        )
-        if best is None:
+        sound = [one for one in folds if one["others"][by] is not None]
+        if not sound:
             return {"rmse": math.inf, "nll": math.inf}
+        best = min(sound, key=lambda one: one["others"][by])
         for key in total:
             total[key] += best[key]
-    return {
-        "rmse": math.sqrt(total["squares"] / total["count"]),
-        "nll": total["nll"] / total["count"],
-    }
+    count = total["count"]
+    return {"rmse": math.sqrt(total["squares"] / count), "nll": total["nll"] / count}
 
 
 def compare(
@@ -170,16 +152,13 @@ def compare(
     lines = [_line("set", "splits", "variant", "RMSE, ratio", "NLL, difference", "E[ℓ]")]
     for name in dict.fromkeys(row["set"] for row in rows):
         found: dict[tuple[int, str], list[Row]] = {}
-        for row in rows:
-            if row["set"] == name:
-                found.setdefault((row["split"], row["model"]), []).append(row)
+        for row in (row for row in rows if row["set"] == name):
+            found.setdefault((row["split"], row["model"]), []).append(row)
         groups = {one: [one] for one in variants}
-        if len(variants) > 1:
-            groups[BEST] = list(variants)
+        groups |= {BEST: list(variants)} if len(variants) > 1 else {}
         for label, group in groups.items():
-            needed = {*models, *group}
             splits = {split for split, _ in found}
-            complete = sorted(s for s in splits if all((s, m) in found for m in needed))
+            complete = sorted(s for s in splits if all((s, m) in found for m in [*models, *group]))
             if not complete:
                 continue
             ratios, differences = [], []
@@ -190,8 +169,8 @@ def compare(
                 differences.append(mine["nll"] - sum(o["nll"] for o in theirs) / len(theirs))
             depths = [r["depth_mean"] for s in complete for r in found[s, group[0]]]
             mean = f"{sum(depths) / len(depths):.2f}" if label != BEST else ""
-            counted = str(len(complete))
-            lines.append(_line(name, counted, label, _mean(ratios), _mean(differences), mean))
+            shown = _mean(ratios), _mean(differences), mean
+            lines.append(_line(name, str(len(complete)), label, *shown))
     return "\n".join(lines) + "\n"
 
 
@@ -200,11 +179,8 @@ def _line(*cells: str) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
-    return f"{mean:.3f} ± {error:.3f}"
+    mean, error = summary(values)
+    return f"{mean:.3f}" if math.isnan(error) else f"{mean:.3f} ± {error:.3f}"
 
 
 def run(
@@ -265,14 +241,14 @@ def main(arguments: list[str] | None = None) -> int:
             recipe = replace(recipe, scales=tuple(map(float, listed(options.scales))))
         numbers = splits(options.splits)
         variants = {words: variant(words) for words in options.variants}
-        unknown = [m for m in models if m not in (*FINITE, *VARIANTS, "dun")]
-        if unknown or not models:
-            raise ValueError(f"--models must be of {', '.join([*FINITE, *VARIANTS, 'dun'])}")
+        known = [*FINITE, *VARIANTS, "dun"]
+        if not models or not set(models) <= set(known):
+            raise ValueError(f"--models must be of {', '.join(known)}")
         names = uci.names(listed(options.datasets))
     except (ValueError, uci.DataError) as error:
         parser.error(str(error))
-    known: Mapping[str, Variant] = {**VARIANTS, **variants}
-    wanted = [*models, *variants]
+    rest = (0,), options.device, None, {**VARIANTS, **variants}
+    plan = study.UCISettings("standard", numbers, [*models, *variants], recipe, *rest)
     kept: list[Row] = []
     if options.out is not None and options.out.is_file():
         document = records.read_json(options.out)
@@ -281,25 +257,15 @@ def main(arguments: list[str] | None = None) -> int:
         kept = document["rows"]
     for name in names:
         data = uci.load(name, options.data)
-        plan = study.UCISettings(
-            "standard", numbers, wanted, recipe, (0,), options.device, None, known
-        )
         run(data, plan, kept, options.out)
-        shown = [
-            row
-            for row in kept
-            if row["set"] == name and row["split"] in numbers and row["scale"] in recipe.scales
-        ]
+        mine = [row for row in kept if row["set"] == name and row["split"] in numbers]
+        shown = [row for row in mine if row["scale"] in recipe.scales]
         print(compare(shown, models, list(variants), options.select), flush=True)
     return 0
 
 
 def splits(words: str) -> list[int]:
-    """ "4" is the first four; "0,5,9" are these.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """ "4" is the first four; "0,5,9" are these."""
     numbers = [int(word) for word in listed(words)]
     if not numbers or min(numbers) < 0:
         raise ValueError(f"--splits must be a number, or numbers with commas, got {words!r}")
