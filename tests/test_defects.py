@@ -591,7 +591,7 @@ class Products(TorchDispatchMode):
         self.counts = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
+        name = function.overloadpacket.__name__.rstrip("_")
         if name in ("mm", "bmm", "addmm", "baddbmm"):
             self.counts[name] = self.counts.get(name, 0) + 1
         return function(*args, **(kwargs or {}))
@@ -615,7 +615,7 @@ def test_a_step_runs_the_forward_pass_once(likelihood):
     with Products() as products:
         ub.step(model.train(), optimizer, x, y, 8)
     layers = model.depth.max_depth()
-    assert sum(once.counts.values()) >= 3 * layers
+    assert sum(once.counts.values()) >= 3 * layers  # forwards, and two backwards
     assert products.counts == once.counts  # one pass forwards, one backwards, and no more
 
 

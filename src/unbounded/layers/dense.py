@@ -1,6 +1,6 @@
 """Fully connected layers, plain and residual."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, is_plain
-from unbounded.layers.dense_stack import DenseStack
-from unbounded.layers.heads import linear_heads
+from unbounded.layers.dense_stack import DenseStack, dense_outputs
 from unbounded.layers.stacks import NetworkStack
 
 Activation = Callable[[Tensor], Tensor]
@@ -66,19 +65,23 @@ class Dense(Layers):
         return nn.Linear(self.width, self.out_features)
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
-        """The layers one by one, then all heads as one product."""
+        """All layers and heads as one operation, where they are plain and x is as expected."""
+        layers = [layer for layer in stack.hidden if isinstance(layer, DenseLayer)]
         heads = [head for head in stack.heads if isinstance(head, nn.Linear)]
-        if (
-            len(heads) != len(stack.hidden) - stack.first + 1
-            or len(heads) == 1
-            or not all(is_plain(head, nn.Linear) and head.bias is not None for head in heads)
-            or any(head.weight.shape != heads[0].weight.shape for head in heads)
+        if not (
+            self.activation in DenseStack.ACTIVATIONS
+            and len(layers) == len(stack.hidden)
+            and len(heads) == len(layers) - stack.first + 1
+            and (x.dim(), x.dtype) == (2, layers[0].weight.dtype)
+            and not torch.is_autocast_enabled(x.device.type)
+            and all(is_plain(layer, DenseLayer) for layer in layers)
+            and all(is_plain(head, nn.Linear) for head in heads)
+            and _fits(layers, x.shape[1], self.width, self._activation)
+            and all(head.weight.shape == (self.out_features, self.width) for head in heads)
+            and all(head.bias is not None for head in heads)
         ):
             return None
-        states = stack.states(x)[stack.first - 1 :]
-        if any(state.dim() != 2 or state.shape != states[0].shape for state in states):
-            return None
-        return linear_heads(states, heads, stack.first)
+        return dense_outputs(x, layers, heads, stack.first, str(self.activation))
 
     def stacked(self) -> type[NetworkStack] | None:
         """Batched products written out by hand, for plain layers with ReLU or tanh."""
@@ -177,6 +180,15 @@ class ResidualDenseLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """h + B φ(A h)."""
         return input + self.outer(self.activation(self.inner(input)))
+
+
+def _fits(layers: Sequence[DenseLayer], inputs: int, width: int, activation: Activation) -> bool:
+    """Whether each layer takes what the one before gives, as they were built."""
+    for layer in layers:
+        if layer.weight.shape != (width, inputs) or layer.activation is not activation:
+            return False
+        inputs = width
+    return all(layer.bias is not None for layer in layers)
 
 
 def _resolve_activation(activation: str | Activation) -> Activation:

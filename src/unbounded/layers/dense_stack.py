@@ -1,4 +1,4 @@
-"""Dense layers of many members, forward and backward by batched matrix products.
+"""Dense layers, forward and backward by hand: of many members by batched products, and of one.
 
 The buffers stay where they are, and with them all the views of them that a pass needs. Views are
 made once for each batch size: between small products, making them would take a tenth of the time,
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unbounded.layers.stacks import Extent, NetworkStack, ParameterBlock, Templates
@@ -52,7 +52,6 @@ class _Slopes(NamedTuple):
     """What one hidden layer reads and writes in a backward pass. A signal is ∂loss/∂state."""
 
     signal: Tensor  # (count, batch, out)
-    signal_t: Tensor  # (count, out, batch)
     headless: Tensor | None  # the part of the signal that no head writes
     behind: tuple[Tensor, Tensor, Tensor] | None  # this part of it gets signal times weight of ℓ+1
     state: Tensor  # (count, batch, out)
@@ -136,10 +135,10 @@ class DenseStack(NetworkStack):
         return outputs.copy_(found.transpose(0, 1)).transpose(2, 3)
 
     def _run(self, layers: Sequence[_Layer], x: Tensor) -> None:
+        activation = str(self.layers.activation)
         for layer in layers:
             before = x[: layer.state.shape[0]] if layer.input is None else layer.input
-            torch.baddbmm(layer.bias, before, layer.weight, out=layer.state)
-            self._activate(layer.state)
+            forward_layer(before, layer.weight, layer.bias, layer.state, activation)
             head = layer.head
             if head is not None:
                 torch.baddbmm(head.bias, head.weight, head.state, out=head.output)
@@ -157,6 +156,7 @@ class DenseStack(NetworkStack):
         if x.shape[1] not in self._backward:
             self._backward[x.shape[1]] = self._slopes(x)
         slopes, grads, transposed = self._backward[x.shape[1]], grad.unbind(0), grad.mT.unbind(0)
+        activation = str(self.layers.activation)
         for level, layer in zip(range(len(slopes), 0, -1), slopes, strict=True):
             if layer.headless is not None:
                 layer.headless.zero_()
@@ -165,12 +165,11 @@ class DenseStack(NetworkStack):
             if layer.behind is not None:
                 signal, behind, weight = layer.behind
                 signal.baddbmm_(behind, weight)
-            self._activate_backward(layer.signal, layer.state)
             before = layer.input
             if before is None:
                 before = x[: layer.signal.shape[0]]
-            _store(layer.weight_grad, layer.signal_t, before)
-            torch.sum(layer.signal, 1, out=layer.bias_grad)
+            into = layer.weight_grad, layer.bias_grad
+            backward_layer(layer.signal, layer.state, before, *into, activation)
         for packed, staged in self._staged.values():
             packed.copy_(staged)
 
@@ -245,7 +244,6 @@ class DenseStack(NetworkStack):
             slopes.append(
                 _Slopes(
                     signal[:count],
-                    signal[:count].mT,
                     signal[:start] if start and not joint else None,
                     behind,
                     states[level - 1, :count],
@@ -307,18 +305,6 @@ class DenseStack(NetworkStack):
             self._named[key] = block.shape.unpack(getattr(block, source)[row])
         return self._named[key]
 
-    def _activate(self, state: Tensor) -> None:
-        if self.layers.activation == "relu":
-            state.relu_()
-        else:
-            state.tanh_()
-
-    def _activate_backward(self, signal: Tensor, state: Tensor) -> None:
-        if self.layers.activation == "relu":
-            torch.ops.aten.threshold_backward.grad_input(signal, state, 0, grad_input=signal)
-        else:
-            torch.ops.aten.tanh_backward.grad_input(signal, state, grad_input=signal)
-
     def _buffer(self, name: str, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A tensor that stays at its place in memory."""
         key = (name, x.shape[1])
@@ -343,9 +329,110 @@ class _ByHand(torch.autograd.Function):
         return grads[0].new_zeros(0), None, None
 
 
-def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """target = left @ right."""
-    if left.shape[1] > right.shape[2] and not target.is_cuda:
-        target.mT.copy_(torch.bmm(right.mT, left.mT))  # several times as fast if `right` is narrow
+def forward_layer(
+    before: Tensor, weight: Tensor, bias: Tensor, state: Tensor, activation: str
+) -> None:
+    """state = φ(before · weight + bias), of one network `(batch, …)` or many `(member, batch, …)`.
+
+    Args:
+        before: `(…, batch, in)`.
+        weight: transposed, `(…, in, out)`.
+        bias: `(out,)` or `(member, 1, out)`.
+        state: where the result goes, `(…, batch, out)`.
+        activation: one of `DenseStack.ACTIVATIONS`.
+    """
+    (torch.addmm if before.dim() == 2 else torch.baddbmm)(bias, before, weight, out=state)
+    if activation == "relu":
+        state.relu_()
     else:
-        torch.bmm(left, right, out=target)
+        state.tanh_()
+
+
+def backward_layer(
+    signal: Tensor,
+    state: Tensor,
+    before: Tensor,
+    weight_grad: Tensor,
+    bias_grad: Tensor,
+    activation: str,
+) -> None:
+    """From ∂loss/∂state, which becomes ∂loss/∂(before · weight + bias), to the gradients."""
+    if activation == "relu":
+        torch.ops.aten.threshold_backward.grad_input(signal, state, 0, grad_input=signal)
+    else:
+        torch.ops.aten.tanh_backward.grad_input(signal, state, grad_input=signal)
+    _store(weight_grad, signal.mT, before)
+    torch.sum(signal, -2, out=bias_grad)
+
+
+def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """target = left · right."""
+    product = torch.mm if left.dim() == 2 else torch.bmm
+    if left.dim() == 3 and left.shape[1] > right.shape[2] and not target.is_cuda:
+        target.mT.copy_(product(right.mT, left.mT))  # several times as fast if `right` is narrow
+    else:
+        product(left, right, out=target)
+
+
+def dense_outputs(
+    x: Tensor, layers: Sequence[nn.Linear], heads: Sequence[nn.Linear], first: int, activation: str
+) -> Tensor:
+    """Ω_ℓ(x) of one network, ℓ = first … last, by the same passes: `(depth, batch, out)`.
+
+    In memory it is `(depth, out, batch)`: what follows is a softmax over few classes, which is
+    several times faster along a strided axis.
+    """
+    parameters = [p for module in (*layers, *heads) for p in (module.weight, module.bias)]
+    outputs: Tensor = _Dense.apply(x, len(layers), first, activation, *parameters)
+    return outputs
+
+
+class _Dense(torch.autograd.Function):
+    """The passes of one network as an operation of autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, count: int, first: int, activation: str, *parameters: Tensor
+    ) -> Tensor:
+        weights, biases = parameters[: 2 * count : 2], parameters[1 : 2 * count : 2]
+        states = x.new_empty(count, x.shape[0], weights[0].shape[0])
+        before = x
+        for weight, bias, state in zip(weights, biases, states.unbind(), strict=True):
+            forward_layer(before, weight.t(), bias, state, activation)
+            before = state
+        of_heads = torch.stack(parameters[2 * count :: 2])
+        offsets = torch.stack(parameters[2 * count + 1 :: 2]).unsqueeze(2)
+        ctx.first, ctx.activation = first, activation
+        ctx.save_for_backward(x, states, of_heads, *weights)
+        return torch.baddbmm(offsets, of_heads, states[first - 1 :].mT).mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, states, of_heads, *weights = ctx.saved_tensors
+        rows, by_class = grads[0], grads[0].mT.contiguous()  # (depth, batch | out, out | batch)
+        head_grads = (torch.bmm(by_class, states[ctx.first - 1 :]), by_class.sum(2))
+        signals = torch.bmm(rows, of_heads)
+        found: list[Tensor] = []
+        signal: Tensor | None = None  # ∂/∂state, from the layers behind
+        for level in range(len(weights), 0, -1):
+            if level >= ctx.first:
+                own = signals[level - ctx.first]
+                signal = own if signal is None else own.addmm_(signal, weights[level])
+            elif signal is not None:
+                signal = torch.mm(signal, weights[level])
+            assert signal is not None
+            before = states[level - 2] if level > 1 else x
+            weight_grad = torch.empty_like(weights[level - 1])
+            bias_grad = signal.new_empty(signal.shape[1])
+            backward_layer(
+                signal, states[level - 1], before, weight_grad, bias_grad, ctx.activation
+            )
+            found += (bias_grad, weight_grad)
+        found.reverse()
+        for weight_grad, bias_grad in zip(*(g.unbind() for g in head_grads), strict=True):
+            found += (weight_grad, bias_grad)
+        x_grad = None
+        if ctx.needs_input_grad[0] and signal is not None:
+            x_grad = torch.mm(signal, weights[0])
+        return x_grad, None, None, None, *found

@@ -60,7 +60,7 @@ def fit(
         engine: of `unbounded.engines`: `Stacked()` (many models as one computation; the default
             for several), `Graphs()` (CUDA graphs; for `ImageData` on a GPU), else `Eager()`.
         callbacks: objects with the hooks of `Callback`.
-        progress: show a progress bar; by default if standard error is a terminal.
+        progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
             for bit, on a CPU.
         seed: of the shuffling; the model's seed by default. A list has one for each model.
@@ -70,8 +70,7 @@ def fit(
         How training ended, a list of these for a list of models. Ctrl-C keeps the best epoch.
 
     Raises:
-        NonFiniteError: if the loss of a lone model is no number any more; the best epoch is
-            restored. Of several such a one has `stopped == "diverged"`.
+        NonFiniteError: if a lone model's loss is no number; of several, `stopped` says so.
     """
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
