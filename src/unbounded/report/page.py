@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unbounded import atomic
 from unbounded.report import svg
-from unbounded.report.svg import escape
+from unbounded.report.drawing import caption, escape
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,9 @@ def table(
         + "</tr>"
         for row in rows
     )
-    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
     return (
-        f'<figure class="chart">{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></figure>"
+        f'<figure class="chart">{caption(title)}<div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></figure>"
     )
 
 
