@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
-    common.add_device_argument(group)  # type: ignore[arg-type]
+    common.add_device_argument(group)
     group.add_argument("--no-references", action="store_true", help="fit the network alone")
     common.add_table_arguments(parser)
     common.add_output_arguments(parser)
@@ -191,10 +191,7 @@ def _depth(described: dict[str, Any]) -> str:
 
 def _scores(model: "TableModel") -> str:
     """The scores on held-out rows beside those of the references."""
-    from unbounded.tables.references import NAMES
-
-    held_out = model.info["held_out"]
-    scores = {"unbounded depth": held_out["scores"]}
-    scores |= {NAMES[name]: values for name, values in model.info.get("references", {}).items()}
+    held_out, references = model.info["held_out"], model.info.get("references", {})
     heading = f"on {count_of(held_out['rows'], 'held-out row')}"
-    return common.score_table(scores, model.target.is_classes, heading) + "\n"
+    classes = model.target.is_classes
+    return common.score_table(held_out["scores"], references, classes, heading) + "\n"

@@ -20,7 +20,6 @@ examples:
   unbounded inspect house.udn --json | jq .depth.mean
 """
 _SHOWN_EPOCHS = 8
-_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
     from unbounded import load
-    from unbounded.files import read_header
+    from unbounded.files import PARTS, read_header
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
 
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     mean = sum(p * depth for depth, p in enumerate(probs, first))
     modules = _modules(model)
     total = sum(p.numel() for p in model.parameters())
-    parts = {part: _part(header.get(part)) for part in _PARTS}
+    parts = {part: _part(header.get(part)) for part in PARTS}
     console.say(f"{options.model}: {_what(table_model, extra)}\n")
     console.say(depth_bars(probs, first))
     console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")

@@ -27,16 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score if there is a table, then write."""
-    from unbounded.tables import TableModel
-
     console = Console(options)
-    inputs = [options.model, *([options.table] if options.table else [])]
-    common.check_output(options.out, *inputs)
-    device = common.check_device(options.device)
-    model = TableModel.load(options.model, device)
-    table = None
-    if options.table is not None:
-        table = common.open_table(options, model.encoding.missing)
+    model, table = common.open_model(options)
     shown = model.report(options.out, table, progress=console.shows_progress)
     console.say(f"page: {options.out}")
     console.result(

@@ -132,6 +132,18 @@ class Scaling:
         scale[scale < np.finfo(np.float64).tiny] = 1.0
         return cls(center * largest, scale)
 
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain data; floats survive JSON to the last bit."""
+        return {"center": self.center.tolist(), "scale": self.scale.tolist()}
+
+    @classmethod
+    def from_dict(cls, described: dict[str, Any], columns: int) -> "Scaling":
+        """What `to_dict` described, if it is of this many columns."""
+        found = cls(*(np.array(described[name], np.float64) for name in ("center", "scale")))
+        if {found.center.shape, found.scale.shape} != {(columns,)}:
+            raise ValueError(f"a scaling of {found.center.size} columns, {columns} were expected")
+        return found
+
     def apply(self, values: Array) -> NDArray[np.float64]:
         """Standardised values, `(…, column)`."""
         return (values - self.center) / self.scale

@@ -9,20 +9,10 @@ from numpy.typing import NDArray
 
 from unbounded.tables import values as read
 from unbounded.tables.columns import Column
-from unbounded.tables.encoders import (
-    BooleanEncoder,
-    CategoryEncoder,
-    Coded,
-    DateEncoder,
-    Encoder,
-    NumberEncoder,
-    PresenceEncoder,
-    Response,
-    encoder_from_dict,
-)
+from unbounded.tables.encoders import ENCODERS, Coded, Encoder, Response, encoder_from_dict
 from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.target import Target
-from unbounded.tables.text import closest, shorten
+from unbounded.tables.text import closest
 from unbounded.tables.values import Floats
 
 Matrix = NDArray[np.float32]
@@ -50,22 +40,15 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
         values, bad = read.numbers(series)
         bad = bad | np.isinf(values)
         expected = "a finite number was expected"
-    if bad.any():
-        at = int(bad.argmax())
-        raise TableError(
-            f"column {column.name!r} holds {shorten(series.iloc[at])!r} in row "
-            f"{start + at + 1}: {expected}"
-        )
-    return values
+    return read.checked(values, bad, series, start, f"column {column.name!r}", expected)
 
 
 class Store:
-    """The values of a whole table, column by column, at 4 to 8 bytes a cell."""
+    """The values of all rows of a table that have a target, at 4 to 8 bytes a cell."""
 
     def __init__(self, columns: Sequence[Column], target: Target):
         self.columns = [column for column in columns if column.is_used]
         self.target = target
-        self.rows = 0
         self._parts: dict[str, list[Any]] = {column.name: [] for column in self.columns}
         self._levels: dict[str, dict[str, int]] = {column.name: {} for column in self.columns}
         self._target_parts: list[Floats] = []
@@ -78,28 +61,22 @@ class Store:
         target: Target,
         progress: Callable[[int], None] | None = None,
     ) -> "Store":
-        """All rows of a table that have a target."""
+        """Read, chunk by chunk."""
         store = cls(columns, target)
         names = [*(column.name for column in store.columns), target.name]
         for start, frame in table.chunks(names, progress=progress):
-            store.append(frame, start)
+            y = target.read(frame[target.name], start)
+            keep = ~np.isnan(y)
+            store._target_parts.append(y[keep])
+            for column in store.columns:
+                values: Any = parse(column, frame[column.name], start)
+                if isinstance(values, Coded):
+                    known = store._levels[column.name]
+                    ids = [known.setdefault(level, len(known)) for level in values.levels]
+                    # −1, missing, stays −1.
+                    values = np.array([*ids, -1], np.int32)[values.codes]
+                store._parts[column.name].append(values[keep])
         return store
-
-    def append(self, frame: Any, start: int) -> None:
-        """The rows of a chunk that have a target."""
-        y = self.target.read(frame[self.target.name], start)
-        keep = ~np.isnan(y)
-        self._target_parts.append(y[keep])
-        for column in self.columns:
-            values = parse(column, frame[column.name], start)
-            if isinstance(values, Coded):
-                known = self._levels[column.name]
-                ids = [known.setdefault(level, len(known)) for level in values.levels]
-                table = np.array([*ids, -1], np.int32)  # −1, missing, stays −1
-                self._parts[column.name].append(table[values.codes[keep]])
-            else:
-                self._parts[column.name].append(values[keep])
-        self.rows += int(keep.sum())
 
     @property
     def y(self) -> Floats:
@@ -157,13 +134,8 @@ class Encoding:
         parts = []
         for column in store.columns:
             values = store.values(column, rows)
-            if isinstance(values, Coded):
-                category = CategoryEncoder.fit(values, response)
-                encoders[column.name] = category
-                parts.append(category.fit_transform(values, response))
-            else:
-                encoders[column.name] = encoder = _numeric_encoder(column.kind, values)
-                parts.append(encoder.transform(values))
+            encoder = encoders[column.name] = ENCODERS[column.kind].fit(values, response)
+            parts.append(encoder.fit_transform(values, response))
         return cls(list(columns), encoders, tuple(missing)), np.concatenate(parts, 1)
 
     @property
@@ -179,12 +151,9 @@ class Encoding:
     @property
     def slices(self) -> dict[str, slice]:
         """Which columns of the matrix a column of the table became."""
-        slices, start = {}, 0
-        for column in self.used:
-            width = len(self.encoders[column.name].names(column.name))
-            slices[column.name] = slice(start, start + width)
-            start += width
-        return slices
+        widths = [len(self.encoders[column.name].names(column.name)) for column in self.used]
+        ends = np.cumsum(widths).tolist()
+        return {c.name: slice(e - w, e) for c, w, e in zip(self.used, widths, ends, strict=True)}
 
     def use_of(self, column: Column) -> str:
         """What the model sees of a column, or why it sees nothing: a line of a listing."""
@@ -237,16 +206,6 @@ class Encoding:
             if column.is_used and encoders[column.name].kind != column.kind:
                 raise ValueError(f"column {column.name!r} has an encoder of another kind")
         return cls(columns, encoders, tuple(str(text) for text in data["missing"]))
-
-
-def _numeric_encoder(kind: str, values: Floats) -> Encoder:
-    if kind == "date":
-        return DateEncoder.fit(values)
-    if kind == "boolean":
-        return BooleanEncoder.fit(values)
-    if kind == "text":
-        return PresenceEncoder()
-    return NumberEncoder.fit(values)
 
 
 def _response(y: Floats, target: Target) -> Floats:

@@ -6,7 +6,6 @@ from typing import Any
 from unbounded.report import page, sections, svg
 from unbounded.report.page import Section
 from unbounded.tables.model import TableModel
-from unbounded.tables.references import NAMES
 from unbounded.tables.scores import score_rows
 from unbounded.tables.text import count_of
 
@@ -107,9 +106,7 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
 def _scores(
     model: TableModel, found: dict[str, Any], references: dict[str, Any], where: str
 ) -> Section:
-    rows = {"unbounded depth": found["scores"]}
-    rows |= {NAMES.get(name, name): values for name, values in references.items()}
-    (_, *headings), *body = score_rows(rows, model.target.is_classes)
+    (_, *headings), *body = score_rows(found["scores"], references, model.target.is_classes)
     if model.target.is_classes:
         text = (
             f"On {count_of(found['rows'], 'row')} {where}. Log score: "

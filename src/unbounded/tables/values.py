@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.tables.reading import _is_text, pandas
+from unbounded.tables.reading import TableError, _is_text, pandas
+from unbounded.tables.text import shorten
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -39,6 +40,17 @@ def native_kind(series: Any) -> str:
     if pd.api.types.is_datetime64_any_dtype(series.dtype):
         return "date"
     return "number"
+
+
+def checked(
+    values: Floats, bad: Bools, series: Any, start: int, where: str, expected: str
+) -> Floats:
+    """The values, or a TableError that quotes the first bad one of a chunk from row `start` on."""
+    if bad.any():
+        at = int(bad.argmax())
+        held = f"{where} holds {shorten(series.iloc[at])!r} in row {start + at + 1}"
+        raise TableError(f"{held}: {expected}")
+    return values
 
 
 def numbers(series: Any) -> Read:
