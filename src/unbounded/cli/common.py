@@ -14,7 +14,7 @@ from unbounded.tables import Table
 from unbounded.tables.text import to_json
 
 if TYPE_CHECKING:
-    from unbounded.tables import TableModel
+    from unbounded.tables import Encoding, TableModel
 
 
 class CommandError(Exception):
@@ -103,6 +103,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") 
     add_device_argument(parser)
     add_table_arguments(parser)
     add_output_arguments(parser)
+
+
+def add_out_argument(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
+    """`--out`."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help=help, **options)
+
+
+def add_list_argument(parser: Any, name: str, help: str, metavar: str = "COLUMNS") -> None:
+    """An option that may be repeated."""
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=help)
 
 
 def add_device_argument(parser: Any) -> None:
@@ -198,6 +208,16 @@ def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) ->
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def column_rows(encoding: "Encoding", *names: str) -> list[list[str]]:
+    """A heading and a row for each column of a table: name, kind, `names`, what it is used as."""
+    rows = [["  column", "kind", *names, "used as"]]
+    for one in encoding.listing():
+        kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("", f"– {one['why']}")
+        one["missing"] = f"{one['missing']:,}" if one["missing"] else ""
+        rows.append([f"  {one['name']}", kind, *(one[name] for name in names), use])
+    return rows
 
 
 def score_table(

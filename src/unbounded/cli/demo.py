@@ -22,9 +22,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded demo`."""
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page"
-    )
+    common.add_out_argument(parser, "the page", default=Path("report.html"))
     parser.add_argument(
         "--omega", type=float, default=10.0, help="rotation speed of the spiral (default: 10)"
     )

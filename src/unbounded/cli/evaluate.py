@@ -1,7 +1,6 @@
 """`unbounded evaluate`: scores on a table whose target is known."""
 
 import argparse
-from pathlib import Path
 
 from unbounded.cli import common
 from unbounded.cli.common import Console
@@ -27,9 +26,7 @@ _SHOWN_CLASSES = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded evaluate`."""
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="also write a page with the reliability plot"
-    )
+    common.add_out_argument(parser, "also write a page with the reliability plot")
     common.add_model_arguments(parser)
 
 

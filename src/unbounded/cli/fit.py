@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded fit`."""
     parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the model file")
+    common.add_out_argument(parser, "the model file", required=True)
     parser.add_argument("--task", choices=TASKS, help="told from the target by default")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="the page (default: FILE of --out as .html)"
@@ -55,25 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--category", "take these as categories, also if they hold numbers"),
         ("--keep", "use these also if they look like identifiers or free text"),
     ):
-        group.add_argument(name, action="append", default=[], metavar="COLUMNS", help=text)
-    group.add_argument(
-        "--missing",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="a text that stands for a missing value, besides empty fields, NA, NaN, null, ? …",
-    )
+        common.add_list_argument(group, name, text)
+    text = "a text that stands for a missing value, besides empty fields, NA, NaN, null, ? …"
+    common.add_list_argument(group, "--missing", text, "TEXT")
     group = parser.add_argument_group("the rows")
-    group.add_argument(
-        "--held-out",
-        type=common.share,
-        default=0.2,
-        metavar="SHARE",
-        help="of the rows, to be scored on and never learnt from; 0 learns from all (default: 0.2)",
-    )
-    group.add_argument(
-        "--max-rows", type=common.positive, metavar="N", help="use N rows, drawn at random"
-    )
+    text = "of the rows, to be scored on and never learnt from; 0 learns from all (default: 0.2)"
+    group.add_argument("--held-out", type=common.share, default=0.2, metavar="SHARE", help=text)
+    text = "use N rows, drawn at random"
+    group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
     for name, kind, text in (
         ("--width", common.positive, "of the hidden layers"),
@@ -146,15 +135,10 @@ def _outputs(options: argparse.Namespace) -> tuple[Path, Path | None]:
 def _describe(data: "PreparedTable") -> str:
     """What was understood of the table."""
     target, encoding = data.target, data.encoding
-    columns = encoding.columns
-    rows = columns[0].rows
-    lines = [["column", "kind", "missing", "values", "used as"]]
-    for column in columns[:_SHOWN_COLUMNS]:
-        missing = f"{column.missing:,}" if column.missing else ""
-        kind = column.kind if column.is_used else ""
-        lines.append([column.name, kind, missing, column.summary(), encoding.use_of(column)])
-    if len(columns) > _SHOWN_COLUMNS:
-        lines.append([f"… {len(columns) - _SHOWN_COLUMNS} more", "", "", "", ""])
+    rows = encoding.columns[0].rows
+    heading, *lines = common.column_rows(encoding, "missing", "values")
+    if len(lines) > _SHOWN_COLUMNS:
+        lines[_SHOWN_COLUMNS:] = [[f"  … {len(lines) - _SHOWN_COLUMNS} more", "", "", "", ""]]
     if target.is_classes:
         shown = ", ".join(target.classes[:6]) + (", …" if len(target.classes) > 6 else "")
         what = f"{len(target.classes)} classes ({shown})"
@@ -165,7 +149,7 @@ def _describe(data: "PreparedTable") -> str:
     return (
         f"{data.table.label}: {count_of(rows, 'row')}, "
         f"{count_of(len(data.table.names), 'column')}\n\n"
-        + common.columns_of_text([[f"  {a}", *rest] for a, *rest in lines], right=(2,))
+        + common.columns_of_text([heading, *lines], right=(2,))
         + f"\n\ntarget: {target.name}, {what}{left_out}"
         f"\n{count_of(len(data.train.y), 'row')} to learn from, {len(data.held_out.y):,} held out; "
         f"{count_of(len(encoding.feature_names), 'number')} a row\n"

@@ -36,32 +36,16 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded predict`."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on "
-        "standard output; JSON lines with --json)",
+    common.add_out_argument(
+        parser,
+        "CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on standard "
+        "output; JSON lines with --json)",
     )
-    parser.add_argument(
-        "--interval",
-        type=common.share,
-        default=0.9,
-        metavar="P",
-        help="probability that the interval should hold (default: 0.9)",
-    )
-    parser.add_argument(
-        "--parts",
-        action="store_true",
-        help="also how much of the uncertainty is noise and how much disagreement between depths",
-    )
-    parser.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="COLUMNS",
-        help="columns of the table to put before the predictions",
-    )
+    words = "probability that the interval should hold (default: 0.9)"
+    parser.add_argument("--interval", type=common.share, default=0.9, metavar="P", help=words)
+    words = "also how much of the uncertainty is noise and how much disagreement between depths"
+    parser.add_argument("--parts", action="store_true", help=words)
+    common.add_list_argument(parser, "--keep", "columns of the table to put before the predictions")
     common.add_model_arguments(parser)
 
 

@@ -1,7 +1,6 @@
 """`unbounded report`: one page that explains a model."""
 
 import argparse
-from pathlib import Path
 
 from unbounded.cli import common
 from unbounded.cli.common import Console
@@ -21,7 +20,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded report`."""
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the page")
+    common.add_out_argument(parser, "the page", required=True)
     common.add_model_arguments(parser, "with the target, to be scored on")
 
 

@@ -155,9 +155,19 @@ class Encoding:
         ends = np.cumsum(widths).tolist()
         return {c.name: slice(e - w, e) for c, w, e in zip(self.used, widths, ends, strict=True)}
 
-    def use_of(self, column: Column) -> str:
-        """What the model sees of a column, or why it sees nothing: a line of a listing."""
-        return self.encoders[column.name].uses() if column.is_used else f"– {column.why}"
+    def listing(self) -> list[dict[str, Any]]:
+        """What each column is, and what the model sees of it or why it sees nothing."""
+        return [
+            {
+                "name": column.name,
+                "kind": column.kind,
+                "missing": column.missing,
+                "values": column.summary(),
+                "used_as": self.encoders[column.name].uses() if column.is_used else None,
+                "why": column.why or None,
+            }
+            for column in self.columns
+        ]
 
     def transform(self, values: Callable[[Column], Values]) -> Matrix:
         """The matrix `(rows, features)` from the values of each used column."""

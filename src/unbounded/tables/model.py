@@ -257,23 +257,12 @@ class TableModel:
         """What the model predicts from what, its depth, its training and scores: plain data."""
         estimator, held_out = self.estimator, self.info.get("held_out", {})
         histories = (estimator.history_, estimator.refit_history_)
-        columns = [
-            {
-                "name": column.name,
-                "kind": column.kind,
-                "missing": column.missing,
-                "values": column.summary(),
-                "used_as": self.encoding.encoders[column.name].uses() if column.is_used else None,
-                "why": column.why or None,
-            }
-            for column in self.encoding.columns
-        ]
         return {
             "task": self.target.task,
             "target": self.target.name,
             "classes": self.target.classes or None,
             "rows": {"train": self.info["rows"], "held_out": self.info["held_out_rows"]},
-            "columns": columns,
+            "columns": self.encoding.listing(),
             "depth": {
                 "probs": estimator.depth_probs_,
                 "mean": estimator.depth_mean_,

@@ -254,14 +254,13 @@ def _predicted(found: dict[str, Any]) -> Section:
 
 
 def _columns(model: TableModel) -> Section:
-    encoding = model.encoding
+    listed = model.encoding.listing()
     rows: list[list[object]] = []
-    for column in encoding.columns[:_TABLE_COLUMNS]:
-        use = encoding.encoders[column.name].uses() if column.is_used else column.why
-        kind = column.kind if column.is_used else "left out"
-        rows.append([column.name, kind, use, column.summary(), f"{column.missing:,}"])
+    for one in listed[:_TABLE_COLUMNS]:
+        kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("left out", one["why"])
+        rows.append([one["name"], kind, use, one["values"], f"{one['missing']:,}"])
     text = "How the columns of the table were understood and what the network sees of them."
-    if len(encoding.columns) > _TABLE_COLUMNS:
-        text += f" The first {_TABLE_COLUMNS} of {len(encoding.columns)}."
+    if len(listed) > _TABLE_COLUMNS:
+        text += f" The first {_TABLE_COLUMNS} of {len(listed)}."
     figure = page.table(["column", "kind", "used as", "values", "missing"], rows, names=3)
     return Section("The table", text, [figure], wide=True)
