@@ -107,8 +107,8 @@ def load_all(path: str | Path, *, device: str | torch.device = "cpu", **given: A
     if dtype is None:
         raise FileError(f"{path} has the unknown dtype {header.get('dtype')!r}")
     _check_sizes(path, header, tensors)
-    try:
-        models: list[UDN] = []
+    models: list[UDN] = []
+    with rebuilding(path, "does not describe a model this version can build"):
         for state, one in zip(states, [header, *described], strict=True):
             _check_count(path, one["num_layers"], state)
             parts = {name: _rebuild(path, header, name, given.get(name)) for name in PARTS}
@@ -122,13 +122,18 @@ def load_all(path: str | Path, *, device: str | torch.device = "cpu", **given: A
             model.load_state_dict(state)
             models.append(model.to(device).eval())
             given = copy.deepcopy(given)  # each sibling has parts of its own
+    return models
+
+
+@contextmanager
+def rebuilding(path: str | Path, what: str) -> Iterator[None]:
+    """What goes wrong while a file's description is built again, as a FileError."""
+    try:
+        yield
     except FileError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise FileError(
-            f"{path} does not describe a model this version can build: {error}"
-        ) from None
-    return models
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        raise FileError(f"{path} {what}: {error}") from None
 
 
 def read_header(path: str | Path, expected: str = FORMAT) -> dict[str, Any]:

@@ -56,16 +56,7 @@ class Console:
 
 
 def check_output(path: Path, *inputs: Path) -> Path:
-    """The path, if a file can be written there; to be called before any work is done.
-
-    Args:
-        path: to be written.
-        inputs: files that must not be overwritten.
-
-    Raises:
-        CommandError: if it is an input.
-        OSError: if it is a folder, or if its folder is not there or closed.
-    """
+    """The path, if a file can be written there and is no input; asked before any work is done."""
     for other in inputs:
         if path.exists() and other.exists() and path.samefile(other):
             raise CommandError(f"cannot write {path}: it is being read from")
@@ -148,11 +139,7 @@ def column_names(options: argparse.Namespace, option: str, table: Table) -> list
 
 
 def check_device(name: str) -> str:
-    """The name of a device, if it can be used.
-
-    Raises:
-        CommandError: if it is not.
-    """
+    """The name of a device, if it can be used."""
     import torch
 
     if name == "auto":

@@ -41,11 +41,8 @@ def run(options: argparse.Namespace) -> None:
     console = Console(options)
     common.check_output(options.out)
     # What the demo says goes where the words of a command go.
-    with contextlib.ExitStack() as stack:
-        if console.json:
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        if console.quiet:
-            stack.enter_context(contextlib.redirect_stdout(None))
+    words = None if console.quiet else sys.stderr if console.json else sys.stdout
+    with contextlib.redirect_stdout(words):
         found = run_demo(
             options.out,
             omega=options.omega,

@@ -89,24 +89,16 @@ def run(options: argparse.Namespace) -> None:
     out, page = _outputs(options)
     device = common.check_device(options.device)
     table = common.open_table(options, options.missing)
-    lists = {name: common.column_names(options, name, table) for name in _LISTS}
+    lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
     if options.target in lists["drop"]:
         raise CommandError(f"--drop names the target, {options.target!r}")
-    progress = console.shows_progress
-    data = prepare(
-        table,
-        options.target,
-        task=options.task,
-        held_out=options.held_out,
-        max_rows=options.max_rows,
-        seed=options.seed,
-        progress=progress,
-        **lists,
-    )
+    common_options = {"seed": options.seed, "progress": console.shows_progress}
+    chosen = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
+    data = prepare(table, options.target, **chosen, **lists, **common_options)
     console.say(_describe(data))
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
-    model = TableModel.train(data, seed=options.seed, progress=progress, device=device, **chosen)
+    model = TableModel.train(data, device=device, **chosen, **common_options)
     described = model.describe()
     console.say(_depth(described))
     model.score_held_out(data, references=not options.no_references)

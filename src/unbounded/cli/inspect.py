@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
-    from unbounded import load
-    from unbounded.files import PARTS, read_header
+    from unbounded.files import PARTS, load, read_header
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
 

@@ -202,11 +202,7 @@ class UDNEstimator(BaseEstimator):
     def _train(self, x: Array, y: Array, weights: Array, size: int) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        Args:
-            x: `(rows, feature)`.
-            y: classes `(rows,)` or numbers `(rows, target)`.
-            weights: `(rows,)`.
-            size: how many classes or targets there are.
+        y are classes `(rows,)` or numbers `(rows, target)`, `size` how many of them there are.
         """
         self._check_arguments()
         rng = check_random_state(self.random_state)

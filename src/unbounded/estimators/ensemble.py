@@ -24,12 +24,8 @@ def average_by_depth(
 ) -> Floats:
     """What the members say at each depth, each member counting by its q_r(ℓ).
 
-    With `average_probs` as weights, the slices add up to the ensemble's own mean.
-
-    Args:
-        values: of each member, `(its depths, rows, …)`.
-        firsts: the first of its depths.
-        probs: its q(1) … q(m_r).
+    Of each member: `(its depths, rows, …)`, the first of its depths, and its q(1) … q(m_r). With
+    `average_probs` as weights, the slices add up to the ensemble's own mean.
     """
     if len(values) == 1:
         return values[0]

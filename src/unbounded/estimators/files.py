@@ -40,12 +40,7 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
 
 
 def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
-    """Read a fitted estimator of either kind.
-
-    Args:
-        path: what `save` wrote.
-        device: where the model goes.
-        parts: layers, likelihood, depth, depth_prior or weight_prior of your own.
+    """Read a fitted estimator of either kind, with parts of your own as in `unbounded.load`.
 
     Raises:
         FileError: if the file is not one of an estimator, or not whole.
@@ -58,7 +53,7 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
         raise FileError(f"{path} holds a model, but not one of an estimator: use unbounded.load")
     members = files.load_all(path, device=resolve_device(device), **parts)
     model = members[0]
-    try:
+    with files.rebuilding(path, "does not describe an estimator this version can build"):
         estimator = kinds[described["kind"]]()
         arguments = described["arguments"]
         estimator.set_params(
@@ -80,12 +75,6 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
         for name in _PLAIN_ATTRIBUTES:
             setattr(estimator, f"{name}_", described[name])
         estimator._rebuild_targets(described)
-    except FileError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(
-            f"{path} does not describe an estimator this version can build: {error}"
-        ) from None
     return estimator
 
 

@@ -29,14 +29,7 @@ class Axis(NamedTuple):
 
 
 def ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:
-    """About `count` round numbers that cover `low` to `high`, their ends included.
-
-    Args:
-        low: the smallest value to show.
-        high: the largest.
-        count: how many intervals there should be, roughly.
-        integers: allow whole numbers only, for depths and counts.
-    """
+    """About `count` intervals of round (or whole) numbers that cover `low` to `high`."""
     low, high = widened(low, high)
     step = round_step((high - low) / max(1, count), integers)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -30,12 +30,7 @@ def depth_posterior(model: "UDN") -> Section:
 
 
 def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
-    """q(ℓ) as bars, from the probabilities alone.
-
-    Args:
-        probs: q(first_depth), q(first_depth + 1), …
-        first_depth: the depth of the first one.
-    """
+    """q(ℓ) as bars, from the probabilities q(first_depth), q(first_depth + 1), … alone."""
     mean = sum(p * (first_depth + index) for index, p in enumerate(probs))
     mode = max(range(len(probs)), key=lambda index: probs[index])
     low, high = (first_depth + index for index in _central(probs, 0.9))
@@ -185,12 +180,7 @@ def decision_boundary(
 ) -> Section:
     """Class probabilities of the mixture over the plane of two inputs, with points over it.
 
-    Args:
-        model: a classifier of two inputs.
-        x: points to draw, `(rows, 2)`.
-        y: their classes, `(rows,)`.
-        names: of the two inputs.
-        classes: names of the classes.
+    The points are x, `(rows, 2)`, with classes y, `(rows,)`; `names` are those of the inputs.
     """
     if x.dim() != 2 or x.shape[1] != 2:
         raise ValueError(f"a decision boundary needs two inputs, got {tuple(x.shape)}")

@@ -5,7 +5,6 @@ Every encoder is data: it becomes a plain dictionary (`to_dict`) and comes back 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +25,8 @@ _FOLDS = 5
 _HUGE = 1e150  # beyond this a difference of two numbers, or a square, may overflow
 _MIN_LIMIT = 10.0
 _YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
-_MONDAY = 4 * 86400  # 1970 began on a Thursday: weeks are counted from the Monday after
+# Length and start; 1970 began on a Thursday: weeks are counted from the Monday after.
+_CYCLES = {"year": (_YEAR, 0), "week": (_WEEK, 4 * _DAY), "day": (_DAY, 0)}
 
 
 class Coded(NamedTuple):
@@ -133,6 +133,7 @@ class NumberEncoder(Encoder):
     """One number, and whether it is missing if it ever was."""
 
     kind: ClassVar[str] = "number"
+    word: ClassVar[str] = "scaled"
     scale: Scale
     indicator: bool
 
@@ -142,42 +143,43 @@ class NumberEncoder(Encoder):
         return cls(Scale.fit(values), bool(np.isnan(values).any()))
 
     def parts(self) -> dict[str, list[str]]:
-        """The number, and whether it is missing."""
-        word = "scaled, heavy tails drawn in" if self.scale.heavy else "scaled"
-        return {word: [""], **self._missing()}
+        """The number, its cycles, and whether it is missing."""
+        tails = ", heavy tails drawn in" if self.kind == "number" and self.scale.heavy else ""
+        cycles = {f"{name} cycle": [f" ({name}, sin)", f" ({name}, cos)"] for name in self.rounds()}
+        missing = {"missing": [" (missing)"]} if self.indicator else {}
+        return {self.word + tails: [""], **cycles, **missing}
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
-        """`(rows,)` → `(rows, 1 or 2)`, and what a date adds."""
+        """`(rows,)` → `(rows, width)`; where nothing stands, the cycles are 0."""
         missing = np.isnan(values)
-        columns = [self.scale.transform(values), *self._waves(values, missing)]
+        columns = [self.scale.transform(values)]
+        for name in self.rounds():
+            length, start = _CYCLES[name]
+            angle = 2 * np.pi * ((np.where(missing, 0, values) - start) % length) / length
+            columns += [np.where(missing, 0, wave(angle)) for wave in (np.sin, np.cos)]
         columns += [missing] if self.indicator else []
         return np.stack(columns, 1).astype(np.float32)
 
-    def _missing(self) -> dict[str, list[str]]:
-        return {"missing": [" (missing)"]} if self.indicator else {}
-
-    def _waves(self, values: Floats, missing: NDArray[np.bool_]) -> Iterable[Floats]:
-        return ()
+    def rounds(self) -> list[str]:
+        """The cycles whose sine and cosine go along: a date has some."""
+        return []
 
 
 class BooleanEncoder(NumberEncoder):
     """Yes or no as a number; what is missing becomes the share of yes."""
 
     kind: ClassVar[str] = "boolean"
+    word: ClassVar[str] = "yes or no"
 
     @classmethod
     def fit(cls, values: Floats, response: Response | None = None) -> "BooleanEncoder":
         """From 0, 1 and NaN."""
         share = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
         sd = math.sqrt(share * (1 - share))
-        scale = Scale(centre=share, spread=sd if sd > 0 else 1.0)
         # A rare yes lies far out: at 1/√share.
-        scale.limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
+        limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
+        scale = Scale(centre=share, spread=sd if sd > 0 else 1.0, limit=limit)
         return cls(scale, bool(np.isnan(values).any()))
-
-    def parts(self) -> dict[str, list[str]]:
-        """Yes or no, and whether it is missing."""
-        return {"yes or no": [""], **self._missing()}
 
 
 @dataclass
@@ -205,6 +207,7 @@ class DateEncoder(NumberEncoder):
     """The time itself, and sine and cosine of its place in the year, the week and the day."""
 
     kind: ClassVar[str] = "date"
+    word: ClassVar[str] = "time"
     cycles: list[str]
 
     @classmethod
@@ -223,17 +226,9 @@ class DateEncoder(NumberEncoder):
             cycles += ["day"] if (there % _DAY != there[0] % _DAY).any() else []
         return cls(Scale.fit(values), bool(np.isnan(values).any()), cycles)
 
-    def parts(self) -> dict[str, list[str]]:
-        """The time, its cycles, and whether it is missing."""
-        cycles = {f"{name} cycle": [f" ({name}, sin)", f" ({name}, cos)"] for name in self.cycles}
-        return {"time": [""], **cycles, **self._missing()}
-
-    def _waves(self, values: Floats, missing: NDArray[np.bool_]) -> Iterable[Floats]:
-        """Sine and cosine of each cycle; 0 where nothing stands."""
-        for name in self.cycles:
-            length, start = {"year": (_YEAR, 0), "week": (_WEEK, _MONDAY), "day": (_DAY, 0)}[name]
-            angle = 2 * np.pi * ((np.where(missing, 0, values) - start) % length) / length
-            yield from (np.where(missing, 0, wave(angle)) for wave in (np.sin, np.cos))
+    def rounds(self) -> list[str]:
+        """Those that the training rows went through."""
+        return self.cycles
 
 
 @dataclass
@@ -331,11 +326,7 @@ ENCODERS: dict[str, type[Encoder]] = {
 
 
 def encoder_from_dict(data: dict[str, Any]) -> Encoder:
-    """What `to_dict` described. Knows these kinds and no others.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it is not such a description.
-    """
+    """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
     fields = dict(data)
     kind = fields.pop("kind")
     if "scale" in fields:

@@ -112,17 +112,10 @@ class Encoding:
     def fit(
         cls, store: Store, columns: Sequence[Column], rows: Any, missing: Sequence[str], seed: int
     ) -> tuple["Encoding", Matrix]:
-        """Learn from the training rows; also gives these, encoded.
+        """Learn from the training rows (indices into the store); also gives these, encoded.
 
-        Args:
-            store: the table.
-            columns: all of them, also those that are dropped.
-            rows: the indices of the training rows.
-            missing: texts that stand for a missing value.
-            seed: of the folds for the means of the target.
-
-        Raises:
-            TableError: if there is nothing to learn from.
+        The columns are all of them, also those that are dropped; the seed is that of the folds
+        for the means of the target. A TableError if no column is left to learn from.
         """
         if not store.columns:
             reasons = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
@@ -205,11 +198,7 @@ class Encoding:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Encoding":
-        """What `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not such a description.
-        """
+        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
         columns = [Column(**column) for column in data["columns"]]
         encoders = {name: encoder_from_dict(d) for name, d in data["encoders"].items()}
         for column in columns:

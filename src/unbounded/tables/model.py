@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.files import FileError, read_header
+from unbounded.files import FileError, read_header, rebuilding
 from unbounded.tables.encoding import Encoding, Matrix
 from unbounded.tables.predictions import ByDepth
 from unbounded.tables.prepare import Examples, PreparedTable, prepare
@@ -312,13 +312,11 @@ class TableModel:
             described = f"{path} describes its table in version {version!r}"
             raise FileError(f"{described}, this program reads version {VERSION}")
         estimator = load(path, device=device)
-        try:
+        with rebuilding(path, "has a damaged description of its table"):
             encoding = Encoding.from_dict(data["encoding"])
             target = Target.from_dict(data["target"])
             info = dict(data["info"])
             width = len(encoding.feature_names)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileError(f"{path} has a damaged description of its table: {error}") from None
         if width != estimator.n_features_in_:
             raise FileError(
                 f"{path} is damaged: its table makes {width} numbers, its model takes "
@@ -329,10 +327,7 @@ class TableModel:
     def open(self, table: Any, delimiter: str | None = None, encoding: str | None = None) -> Table:
         """The table at a path or in a frame; what meant "missing" in training means it here.
 
-        Args:
-            table: a path or a frame; a `Table` is given back as it is.
-            delimiter: between the fields of a text file; told from the header by default.
-            encoding: of a text file; UTF-8 by default.
+        A `Table` is given back as it is; its class tells of the other arguments.
         """
         if isinstance(table, Table):
             return table

@@ -31,21 +31,20 @@ def model_page(
     found = found or info.get("held_out")
     # The history of the weights that the model has.
     history = estimator.refit_history_ or estimator.history_
-    parts = []
     if found:
-        parts.append(_scores(model, found, references, where))
-    parts.append(sections.depth_posterior(estimator.model_))
-    if found:
-        parts.append(_by_depth(found))
-    parts.append(sections.depth_over_time(history))
-    if found:
-        parts.append(_calibration(found))
-        if found.get("importance"):
-            parts.append(_importance(found["importance"], found["task"]))
-        parts.append(_uncertainty(found))
-        parts.append(_confusion(model, found) if "confusion" in found else _predicted(found))
-    if len(history):
-        parts.append(sections.elbo_terms(history))
+        parts = [
+            _scores(model, found, references, where),
+            sections.depth_posterior(estimator.model_),
+            _by_depth(found),
+            sections.depth_over_time(history),
+            _calibration(found),
+            *([_importance(found["importance"], found["task"])] if found.get("importance") else []),
+            _uncertainty(found),
+            _confusion(model, found) if "confusion" in found else _predicted(found),
+        ]
+    else:
+        parts = [sections.depth_posterior(estimator.model_), sections.depth_over_time(history)]
+    parts += [sections.elbo_terms(history)] if len(history) else []
     parts.append(_columns(model))
     return page.render(
         f"{model.target.name}, predicted from {count_of(len(model.encoding.used), 'column')}",

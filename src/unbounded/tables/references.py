@@ -23,14 +23,8 @@ def compare(
     """The scores of logistic or ridge regression and of HistGradientBoosting, all by default.
 
     For numbers both predict a Gaussian around their mean whose spread is that of their errors on
-    a fifth of the training rows that they were kept from.
-
-    Args:
-        train: encoded rows and their classes (numbers from 0) or numbers.
-        test: the same, to be scored on.
-        is_classes: the task.
-        num_classes: how many classes there are.
-        seed: of the boosting and of that fifth.
+    a fifth of the training rows that they were kept from. Rows are encoded, with their classes
+    (numbers from 0) or numbers.
     """
     x, y = train
     if len(y) > MAX_ROWS:

@@ -81,11 +81,7 @@ class Target:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Target":
-        """What `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not such a description.
-        """
+        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
         target = cls(str(data["name"]), data["task"], list(data["classes"]), data["numeric"])
         if target.task not in TASKS or (target.is_classes and len(target.classes) < 2):
             raise ValueError(f"no target: {data}")
