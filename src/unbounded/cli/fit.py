@@ -35,8 +35,18 @@ examples:
       --drop name --out visits.udn --report visits.html
 """
 _SHOWN_COLUMNS = 40
-_LISTS = ("drop", "category", "keep")
-_ESTIMATOR_OPTIONS = ("width", "epochs", "patience", "batch_size", "lr")
+_LISTS = {
+    "drop": "leave these out",
+    "category": "take these as categories, also if they hold numbers",
+    "keep": "use these also if they look like identifiers or free text",
+}
+_ESTIMATOR_OPTIONS = {
+    "width": (common.positive, "of the hidden layers"),
+    "epochs": (common.positive, "at most"),
+    "patience": (common.positive, "stop after so many epochs without a better score"),
+    "batch_size": (common.positive, "rows a step"),
+    "lr": (common.rate, "learning rate"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-report", action="store_true", help="write no page")
     group = parser.add_argument_group("the columns (names separated by commas, or repeated)")
-    for name, text in (
-        ("--drop", "leave these out"),
-        ("--category", "take these as categories, also if they hold numbers"),
-        ("--keep", "use these also if they look like identifiers or free text"),
-    ):
-        common.add_list_argument(group, name, text)
+    for name, text in _LISTS.items():
+        common.add_list_argument(group, f"--{name}", text)
     text = "a text that stands for a missing value, besides empty fields, NA, NaN, null, ? …"
     common.add_list_argument(group, "--missing", text, "TEXT")
     group = parser.add_argument_group("the rows")
@@ -64,14 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "use N rows, drawn at random"
     group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
-    for name, kind, text in (
-        ("--width", common.positive, "of the hidden layers"),
-        ("--epochs", common.positive, "at most"),
-        ("--patience", common.positive, "stop after so many epochs without a better score"),
-        ("--batch-size", common.positive, "rows a step"),
-        ("--lr", common.rate, "learning rate"),
-    ):
-        group.add_argument(name, type=kind, metavar="N", help=f"{text} (default: the estimator's)")
+    for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
+        text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
+        group.add_argument(option, type=kind, metavar="N", help=text)
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
@@ -92,13 +93,13 @@ def run(options: argparse.Namespace) -> None:
     lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
     if options.target in lists["drop"]:
         raise CommandError(f"--drop names the target, {options.target!r}")
-    common_options = {"seed": options.seed, "progress": console.shows_progress}
-    chosen = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
-    data = prepare(table, options.target, **chosen, **lists, **common_options)
+    both = {"seed": options.seed, "progress": console.shows_progress}
+    split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
+    data = prepare(table, options.target, **split, **lists, **both)
     console.say(_describe(data))
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
-    model = TableModel.train(data, device=device, **chosen, **common_options)
+    model = TableModel.train(data, device=device, **chosen, **both)
     described = model.describe()
     console.say(_depth(described))
     model.score_held_out(data, references=not options.no_references)

@@ -31,12 +31,8 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
         **{name: getattr(estimator, f"{name}_") for name in _PLAIN_ATTRIBUTES},
         **estimator._describe_targets(),
     }
-    files.save(
-        estimator.model_,
-        path,
-        extra={**(extra or {}), "estimator": described},
-        siblings=estimator.members_[1:],
-    )
+    extra = {**(extra or {}), "estimator": described}
+    files.save(estimator.model_, path, extra=extra, siblings=estimator.members_[1:])
 
 
 def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:

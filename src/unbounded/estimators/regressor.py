@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded import metrics
-from unbounded.tables.predictions import ByDepth, Floats
+from unbounded.tables.predictions import ByDepth
+from unbounded.tables.values import Floats
 
 if TYPE_CHECKING:
     from unbounded.tables.model import TableModel
