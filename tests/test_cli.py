@@ -228,11 +228,11 @@ def interrupt_in_epoch(monkeypatch, number: int) -> None:
     original = Trainer._epoch
     count = [0]
 
-    def epoch(self):
+    def epoch(self, *arguments):
         count[0] += 1
         if count[0] == number:
             raise KeyboardInterrupt
-        return original(self)
+        return original(self, *arguments)
 
     monkeypatch.setattr(Trainer, "_epoch", epoch)
 

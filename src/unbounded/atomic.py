@@ -3,6 +3,7 @@
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,28 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_target(path: str | Path) -> Path:
+    """The path, if a file could be written there; to be asked before the work is done.
+
+    Raises:
+        OSError: if it is a folder, or if its folder is not there or closed.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    if not path.parent.exists():
+        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"cannot write {path}: {path.parent} is a file, not a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(f"cannot write {path}: permission denied")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: {str(error.strerror).lower()}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

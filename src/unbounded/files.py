@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +11,10 @@ import torch
 from torch import Tensor
 
 from unbounded import atomic, growth
-from unbounded.depth import (
-    DepthFamily,
-    FiniteDepth,
-    FixedDepth,
-    TruncatedConwayMaxwell,
-    TruncatedPoisson,
-)
-from unbounded.layers import Dense, Layers, ResidualConv, ResidualDense
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from unbounded.priors import (
-    DepthPrior,
-    GaussianWeights,
-    GeometricDepth,
-    PoissonDepth,
-    UniformDepth,
-    WeightPrior,
-)
+from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
+from unbounded.layers import Dense, ResidualConv, ResidualDense
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
+from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -35,15 +23,17 @@ FORMAT = "unbounded-model-1"
 
 # The only names that a file can ask for. A file never names a module or an import path.
 _KNOWN: dict[str, dict[str, Any]] = {
-    "layers": {cls.__name__: cls for cls in (Dense, ResidualDense, ResidualConv)},
-    "likelihood": {cls.__name__: cls for cls in (Categorical, Bernoulli, Gaussian)},
-    "depth": {
-        cls.__name__: cls
-        for cls in (TruncatedPoisson, TruncatedConwayMaxwell, FixedDepth, FiniteDepth)
-    },
-    "depth_prior": {cls.__name__: cls for cls in (PoissonDepth, GeometricDepth, UniformDepth)},
-    "weight_prior": {cls.__name__: cls for cls in (GaussianWeights,)},
+    part: {cls.__name__: cls for cls in classes}
+    for part, classes in {
+        "layers": (Dense, ResidualDense, ResidualConv),
+        "likelihood": (Categorical, Bernoulli, Gaussian),
+        "depth": (TruncatedPoisson, TruncatedConwayMaxwell, FixedDepth, FiniteDepth),
+        "depth_prior": (PoissonDepth, GeometricDepth, UniformDepth),
+        "weight_prior": (GaussianWeights,),
+    }.items()
 }
+PARTS = tuple(_KNOWN)
+"""What a model is made of: the parts of your own that `load` takes."""
 
 
 class FileError(ValueError):
@@ -99,50 +89,31 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", **parts: Any) 
     return load_all(path, device=device, **parts)[0]
 
 
-def load_all(
-    path: str | Path,
-    *,
-    layers: Layers | None = None,
-    likelihood: Likelihood | None = None,
-    depth: DepthFamily | None = None,
-    depth_prior: DepthPrior | None = None,
-    weight_prior: WeightPrior | None = None,
-    device: str | torch.device = "cpu",
-) -> list["UDN"]:
+def load_all(path: str | Path, *, device: str | torch.device = "cpu", **given: Any) -> list["UDN"]:
     """The model of a file and, behind it, its siblings; arguments as in `load`."""
     from unbounded.model import UDN, deepest_layer
 
+    unknown = sorted(set(given) - set(PARTS))
+    if unknown:
+        raise TypeError(f"load takes device and {', '.join(PARTS)}, got {unknown}")
     tensors, metadata = read_tensors(path)
     header = parse_header(path, metadata)
-    given = {
-        "layers": layers,
-        "likelihood": likelihood,
-        "depth": depth,
-        "depth_prior": depth_prior,
-        "weight_prior": weight_prior,
-    }
     described = header.get("siblings", [])
     if not isinstance(described, list) or len(described) > len(tensors):
         raise FileError(f"{path} claims siblings that it does not hold")
-    states = [_own(tensors), *(_of(tensors, number) for number in range(1, len(described) + 1))]
+    states = [_state(tensors, number) for number in range(len(described) + 1)]
     _check_count(path, header.get("num_layers"), states[0])
     dtype = _DTYPES.get(header.get("dtype"))  # type: ignore[arg-type]
     if dtype is None:
         raise FileError(f"{path} has the unknown dtype {header.get('dtype')!r}")
     _check_sizes(path, header, tensors)
-    try:
-        models: list[UDN] = []
+    models: list[UDN] = []
+    with rebuilding(path, "does not describe a model this version can build"):
         for state, one in zip(states, [header, *described], strict=True):
             _check_count(path, one["num_layers"], state)
-            parts = {
-                name: _rebuild(path, header, name, copy.deepcopy(value) if models else value)
-                for name, value in given.items()
-            }
-            model = UDN(
-                **parts,
-                cumulative_heads=bool(header["cumulative_heads"]),
-                seed=int(one["seed"]),
-            )
+            parts = {name: _rebuild(path, header, name, given.get(name)) for name in PARTS}
+            heads = bool(header["cumulative_heads"])
+            model = UDN(**parts, cumulative_heads=heads, seed=int(one["seed"]))
             model.to(dtype)
             named = deepest_layer(state)
             if named > one["num_layers"]:  # `load_state_dict` would make them all
@@ -150,25 +121,25 @@ def load_all(
             growth.resize(model, one["num_layers"])
             model.load_state_dict(state)
             models.append(model.to(device).eval())
+            given = copy.deepcopy(given)  # each sibling has parts of its own
+    return models
+
+
+@contextmanager
+def rebuilding(path: str | Path, what: str) -> Iterator[None]:
+    """What goes wrong while a file's description is built again, as a FileError."""
+    try:
+        yield
     except FileError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise FileError(
-            f"{path} does not describe a model this version can build: {error}"
-        ) from None
-    return models
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        raise FileError(f"{path} {what}: {error}") from None
 
 
 def read_header(path: str | Path, expected: str = FORMAT) -> dict[str, Any]:
     """The configuration in a file's header, without reading the tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    _check_file(path)
-    try:
-        with safe_open(str(path), "pt") as file:
-            metadata = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise FileError(f"{path} is not a complete safetensors file: {error}") from None
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
     return parse_header(path, metadata, expected)
 
 
@@ -176,49 +147,49 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
     """Write a safetensors file, atomically."""
     from safetensors.torch import save as to_bytes
 
-    path = Path(path)
+    path = atomic.check_target(path)
     # clone: safetensors refuses tensors that share memory, as views of one buffer do.
     plain = {k: v.detach().to("cpu").contiguous().clone() for k, v in tensors.items()}
-    data = to_bytes(plain, metadata)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.parent} does not exist")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
-    atomic.write_bytes(path, data)
+    atomic.write_bytes(path, to_bytes(plain, metadata))
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors and the metadata of a safetensors file, or a FileError."""
+    with _opened(path) as file:
+        # clone: the tensors outlive the mapping of the file into memory.
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
-    _check_file(path)
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, a model file was expected")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
     try:
         with safe_open(str(path), "pt") as file:
-            # clone: the tensors outlive the mapping of the file into memory.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
         raise FileError(f"{path} is not a complete safetensors file: {error}") from None
 
 
 _DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 }
-
-
 _SIBLING = "sibling."
 
 
-def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k: v for k, v in tensors.items() if not k.startswith(_SIBLING)}
-
-
-def _of(tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+def _state(tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    """What a file holds of the model (number 0) or of one of its siblings."""
+    if number == 0:
+        return {k: v for k, v in tensors.items() if not k.startswith(_SIBLING)}
     prefix = f"{_SIBLING}{number}."
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _check_count(path: str | Path, num_layers: Any, tensors: dict[str, Tensor]) -> None:
@@ -249,8 +220,7 @@ def _rebuild(path: str | Path, header: dict[str, Any], part: str, given: Any) ->
             f"{path} was saved with a {part} of the user's own ({kind}): "
             f"pass it as load(path, {part}=…)"
         )
-    build = getattr(cls, "from_config", cls)
-    return build(**config)
+    return getattr(cls, "from_config", cls)(**config)
 
 
 def parse_header(
@@ -270,14 +240,6 @@ def parse_header(
             f"{path} has the format {header['format']!r}, this version reads {expected!r} here"
         )
     return header
-
-
-def _check_file(path: str | Path) -> None:
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, a model file was expected")
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
 
 
 def _check_sizes(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:

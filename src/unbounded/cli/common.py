@@ -3,15 +3,18 @@
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
+from unbounded import atomic
+from unbounded.report.terminal import show
 from unbounded.tables import Table
 from unbounded.tables.text import to_json
+
+if TYPE_CHECKING:
+    from unbounded.tables import Encoding, TableModel
 
 
 class CommandError(Exception):
@@ -37,11 +40,11 @@ class Console:
     def say(self, text: str = "") -> None:
         """Print a text for people, unless `--quiet` forbids it."""
         if not self.quiet:
-            _show(text, sys.stderr if self.json else sys.stdout)
+            show(text, sys.stderr if self.json else sys.stdout)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error."""
-        _show(f"unbounded: {text}", sys.stderr)
+        show(f"unbounded: {text}", sys.stderr)
 
     def result(self, document: dict[str, Any]) -> None:
         """Print the document, if `--json` asks for it."""
@@ -49,52 +52,15 @@ class Console:
             print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _show(text: str, file: Any) -> None:
-    from unbounded.report.terminal import show
-
-    show(text, file)
-
-
 # Files
 
 
 def check_output(path: Path, *inputs: Path) -> Path:
-    """The path, if a file can be written there; to be called before any work is done.
-
-    Args:
-        path: to be written.
-        inputs: files that must not be overwritten.
-
-    Raises:
-        CommandError: if it is a folder, its folder is not there or closed, or it is an input.
-    """
-    parent = path.parent
-    if path.is_dir():
-        raise CommandError(f"cannot write {path}: it is a folder")
-    if not parent.exists():
-        raise CommandError(f"cannot write {path}: the folder {parent} does not exist")
-    if not parent.is_dir():
-        raise CommandError(f"cannot write {path}: {parent} is a file, not a folder")
+    """The path, if a file can be written there and is no input; asked before any work is done."""
     for other in inputs:
         if path.exists() and other.exists() and path.samefile(other):
             raise CommandError(f"cannot write {path}: it is being read from")
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    if path.exists() and not os.access(path, os.W_OK):
-        raise CommandError(f"cannot write {path}: permission denied")
-    return path
-
-
-def open_text(path: Path, is_gzip: bool) -> IO[str]:
-    """A text file to write, gzipped if asked."""
-    if is_gzip:
-        import gzip
-
-        return gzip.open(path, "wt", encoding="utf-8", newline="")
-    return open(path, "w", encoding="utf-8", newline="")
+    return atomic.check_target(path)
 
 
 # Arguments
@@ -103,9 +69,8 @@ def open_text(path: Path, is_gzip: bool) -> IO[str]:
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """`--json` and `--quiet`."""
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--json", action="store_true", help="print one JSON document on standard output"
-    )
+    words = "print one JSON document on standard output"
+    group.add_argument("--json", action="store_true", help=words)
     group.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
 
 
@@ -131,11 +96,20 @@ def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") 
     add_output_arguments(parser)
 
 
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
+def add_out_argument(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
+    """`--out`."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help=help, **options)
+
+
+def add_list_argument(parser: Any, name: str, help: str, metavar: str = "COLUMNS") -> None:
+    """An option that may be repeated."""
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
+
+def add_device_argument(parser: Any) -> None:
     """`--device`."""
-    parser.add_argument(
-        "--device", default="auto", help='"cpu", "cuda" or "auto", the GPU if there is one'
-    )
+    words = '"cpu", "cuda" or "auto", the GPU if there is one'
+    parser.add_argument("--device", default="auto", help=words)
 
 
 def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
@@ -143,6 +117,16 @@ def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
     return Table(
         options.table, delimiter=options.delimiter, encoding=options.encoding, missing=missing
     )
+
+
+def open_model(options: argparse.Namespace) -> tuple["TableModel", Any]:
+    """The model and the table (if one is named) of `add_model_arguments`, and `--out` checked."""
+    from unbounded.tables import TableModel
+
+    if options.out is not None:
+        check_output(options.out, options.model, *([options.table] if options.table else []))
+    model = TableModel.load(options.model, check_device(options.device))
+    return model, open_table(options, model.encoding.missing) if options.table else None
 
 
 def column_names(options: argparse.Namespace, option: str, table: Table) -> list[str]:
@@ -155,44 +139,31 @@ def column_names(options: argparse.Namespace, option: str, table: Table) -> list
 
 
 def check_device(name: str) -> str:
-    """The name of a device, if it can be used.
-
-    Raises:
-        CommandError: if it is not.
-    """
+    """The name of a device, if it can be used."""
     from unbounded import devices
 
     return devices.check_device(name, CommandError)
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    return _number(text, int, lambda v: v >= 1, "a whole number of at least 1")
+def _number(kind: Any, test: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """Reads an argument as a number that passes a test."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+            if test(value):
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{expected} was expected, got {text!r}")
+
+    return read
 
 
-def not_negative(text: str) -> int:
-    """A whole number of at least 0."""
-    return _number(text, int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
-
-
-def share(text: str) -> float:
-    """A number from 0 to below 1."""
-    return _number(text, float, lambda v: 0 <= v < 1, "a number from 0 to below 1")
-
-
-def rate(text: str) -> float:
-    """A positive finite number."""
-    return _number(text, float, lambda v: 0 < v < math.inf, "a positive number")
-
-
-def _number(text: str, kind: Any, test: Callable[[Any], bool], expected: str) -> Any:
-    try:
-        value = kind(text)
-        if test(value):
-            return value
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{expected} was expected, got {text!r}")
+positive = _number(int, lambda v: v >= 1, "a whole number of at least 1")
+not_negative = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
+share = _number(float, lambda v: 0 <= v < 1, "a number from 0 to below 1")
+rate = _number(float, lambda v: 0 < v < math.inf, "a positive number")
 
 
 def _delimiter(text: str) -> str:
@@ -219,9 +190,21 @@ def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) ->
     return "\n".join(lines)
 
 
-def score_table(scores: dict[str, dict[str, float]], is_classes: bool, heading: str) -> str:
-    """The scores of one or more models as aligned columns."""
+def column_rows(encoding: "Encoding", *names: str) -> list[list[str]]:
+    """A heading and a row for each column of a table: name, kind, `names`, what it is used as."""
+    rows = [["  column", "kind", *names, "used as"]]
+    for one in encoding.listing():
+        kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("", f"– {one['why']}")
+        one["missing"] = f"{one['missing']:,}" if one["missing"] else ""
+        rows.append([f"  {one['name']}", kind, *(one[name] for name in names), use])
+    return rows
+
+
+def score_table(
+    own: dict[str, float], references: dict[str, dict[str, float]], is_classes: bool, heading: str
+) -> str:
+    """The scores of a model and of its references as aligned columns."""
     from unbounded.tables.scores import score_rows
 
-    first, *rows = score_rows(scores, is_classes)
+    first, *rows = score_rows(own, references, is_classes)
     return columns_of_text([[heading, *first[1:]], *rows], right=range(1, len(first)))

@@ -22,9 +22,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded demo`."""
-    parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page"
-    )
+    common.add_out_argument(parser, "the page", default=Path("report.html"))
     parser.add_argument(
         "--omega", type=float, default=10.0, help="rotation speed of the spiral (default: 10)"
     )
@@ -43,11 +41,8 @@ def run(options: argparse.Namespace) -> None:
     console = Console(options)
     common.check_output(options.out)
     # What the demo says goes where the words of a command go.
-    with contextlib.ExitStack() as stack:
-        if console.json:
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        if console.quiet:
-            stack.enter_context(contextlib.redirect_stdout(None))
+    words = None if console.quiet else sys.stderr if console.json else sys.stdout
+    with contextlib.redirect_stdout(words):
         found = run_demo(
             options.out,
             omega=options.omega,

@@ -1,7 +1,6 @@
 """`unbounded evaluate`: scores on a table whose target is known."""
 
 import argparse
-from pathlib import Path
 
 from unbounded.cli import common
 from unbounded.cli.common import Console
@@ -27,27 +26,18 @@ _SHOWN_CLASSES = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded evaluate`."""
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="also write a page with the reliability plot"
-    )
+    common.add_out_argument(parser, "also write a page with the reliability plot")
     common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Score chunk by chunk, print, write the page."""
-    from unbounded.tables import TableModel
-
     console = Console(options)
-    if options.out is not None:
-        common.check_output(options.out, options.table, options.model)
-    device = common.check_device(options.device)
-    model = TableModel.load(options.model, device)
-    table = common.open_table(options, model.encoding.missing)
+    model, table = common.open_model(options)
     found = model.summarize(table, progress=console.shows_progress)
     target, without = model.target, found["rows_without_target"]
-    scores = {"unbounded depth": found["scores"]}
     heading = f"on {count_of(found['rows'], 'row')}"
-    console.say(common.score_table(scores, target.is_classes, heading))
+    console.say(common.score_table(found["scores"], {}, target.is_classes, heading))
     if without:
         console.say(f"({count_of(without, 'row')} without a target left out)")
     if target.is_classes:
@@ -58,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
         write(options.out, evaluation_page(model, found, table.name))
         console.say(f"\npage: {options.out}")
+    confusion = {"classes": target.classes, "confusion": found.get("confusion")}
     console.result(
         {
             "model": options.model,
@@ -69,11 +60,7 @@ def run(options: argparse.Namespace) -> None:
             "scores": found["scores"],
             "calibration": found["calibration"],
             "by_depth": dict(zip(found["depths"], found["by_depth"], strict=True)),
-            **(
-                {"classes": target.classes, "confusion": found["confusion"]}
-                if target.is_classes
-                else {}
-            ),
+            **(confusion if target.is_classes else {}),
             "report": options.out,
         }
     )

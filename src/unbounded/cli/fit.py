@@ -35,58 +35,48 @@ examples:
       --drop name --out visits.udn --report visits.html
 """
 _SHOWN_COLUMNS = 40
-_LISTS = ("drop", "category", "keep")
-_ESTIMATOR_OPTIONS = ("width", "epochs", "patience", "batch_size", "lr")
+_LISTS = {
+    "drop": "leave these out",
+    "category": "take these as categories, also if they hold numbers",
+    "keep": "use these also if they look like identifiers or free text",
+}
+_ESTIMATOR_OPTIONS = {
+    "width": (common.positive, "of the hidden layers"),
+    "epochs": (common.positive, "at most"),
+    "patience": (common.positive, "stop after so many epochs without a better score"),
+    "batch_size": (common.positive, "rows a step"),
+    "lr": (common.rate, "learning rate"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded fit`."""
     parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
     parser.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the model file")
+    common.add_out_argument(parser, "the model file", required=True)
     parser.add_argument("--task", choices=TASKS, help="told from the target by default")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="the page (default: FILE of --out as .html)"
     )
     parser.add_argument("--no-report", action="store_true", help="write no page")
     group = parser.add_argument_group("the columns (names separated by commas, or repeated)")
-    for name, text in (
-        ("--drop", "leave these out"),
-        ("--category", "take these as categories, also if they hold numbers"),
-        ("--keep", "use these also if they look like identifiers or free text"),
-    ):
-        group.add_argument(name, action="append", default=[], metavar="COLUMNS", help=text)
-    group.add_argument(
-        "--missing",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="a text that stands for a missing value, besides empty fields, NA, NaN, null, ? …",
-    )
+    for name, text in _LISTS.items():
+        common.add_list_argument(group, f"--{name}", text)
+    text = "a text that stands for a missing value, besides empty fields, NA, NaN, null, ? …"
+    common.add_list_argument(group, "--missing", text, "TEXT")
     group = parser.add_argument_group("the rows")
-    group.add_argument(
-        "--held-out",
-        type=common.share,
-        default=0.2,
-        metavar="SHARE",
-        help="of the rows, to be scored on and never learnt from; 0 learns from all (default: 0.2)",
-    )
-    group.add_argument(
-        "--max-rows", type=common.positive, metavar="N", help="use N rows, drawn at random"
-    )
+    text = "of the rows, to be scored on and never learnt from; 0 learns from all (default: 0.2)"
+    group.add_argument("--held-out", type=common.share, default=0.2, metavar="SHARE", help=text)
+    text = "use N rows, drawn at random"
+    group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
-    for name, kind, text in (
-        ("--width", common.positive, "of the hidden layers"),
-        ("--epochs", common.positive, "at most"),
-        ("--patience", common.positive, "stop after so many epochs without a better score"),
-        ("--batch-size", common.positive, "rows a step"),
-        ("--lr", common.rate, "learning rate"),
-    ):
-        group.add_argument(name, type=kind, metavar="N", help=f"{text} (default: the estimator's)")
+    for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
+        text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
+        group.add_argument(option, type=kind, metavar="N", help=text)
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
-    common.add_device_argument(group)  # type: ignore[arg-type]
+    common.add_device_argument(group)
     group.add_argument("--no-references", action="store_true", help="fit the network alone")
     common.add_table_arguments(parser)
     common.add_output_arguments(parser)
@@ -100,24 +90,16 @@ def run(options: argparse.Namespace) -> None:
     out, page = _outputs(options)
     device = common.check_device(options.device)
     table = common.open_table(options, options.missing)
-    lists = {name: common.column_names(options, name, table) for name in _LISTS}
+    lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
     if options.target in lists["drop"]:
         raise CommandError(f"--drop names the target, {options.target!r}")
-    progress = console.shows_progress
-    data = prepare(
-        table,
-        options.target,
-        task=options.task,
-        held_out=options.held_out,
-        max_rows=options.max_rows,
-        seed=options.seed,
-        progress=progress,
-        **lists,
-    )
+    both = {"seed": options.seed, "progress": console.shows_progress}
+    split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
+    data = prepare(table, options.target, **split, **lists, **both)
     console.say(_describe(data))
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
-    model = TableModel.train(data, seed=options.seed, progress=progress, device=device, **chosen)
+    model = TableModel.train(data, device=device, **chosen, **both)
     described = model.describe()
     console.say(_depth(described))
     model.score_held_out(data, references=not options.no_references)
@@ -146,15 +128,10 @@ def _outputs(options: argparse.Namespace) -> tuple[Path, Path | None]:
 def _describe(data: "PreparedTable") -> str:
     """What was understood of the table."""
     target, encoding = data.target, data.encoding
-    columns = encoding.columns
-    rows = columns[0].rows
-    lines = [["column", "kind", "missing", "values", "used as"]]
-    for column in columns[:_SHOWN_COLUMNS]:
-        missing = f"{column.missing:,}" if column.missing else ""
-        kind = column.kind if column.is_used else ""
-        lines.append([column.name, kind, missing, column.summary(), encoding.use_of(column)])
-    if len(columns) > _SHOWN_COLUMNS:
-        lines.append([f"… {len(columns) - _SHOWN_COLUMNS} more", "", "", "", ""])
+    rows = encoding.columns[0].rows
+    heading, *lines = common.column_rows(encoding, "missing", "values")
+    if len(lines) > _SHOWN_COLUMNS:
+        lines[_SHOWN_COLUMNS:] = [[f"  … {len(lines) - _SHOWN_COLUMNS} more", "", "", "", ""]]
     if target.is_classes:
         shown = ", ".join(target.classes[:6]) + (", …" if len(target.classes) > 6 else "")
         what = f"{len(target.classes)} classes ({shown})"
@@ -165,7 +142,7 @@ def _describe(data: "PreparedTable") -> str:
     return (
         f"{data.table.label}: {count_of(rows, 'row')}, "
         f"{count_of(len(data.table.names), 'column')}\n\n"
-        + common.columns_of_text([[f"  {a}", *rest] for a, *rest in lines], right=(2,))
+        + common.columns_of_text([heading, *lines], right=(2,))
         + f"\n\ntarget: {target.name}, {what}{left_out}"
         f"\n{count_of(len(data.train.y), 'row')} to learn from, {len(data.held_out.y):,} held out; "
         f"{count_of(len(encoding.feature_names), 'number')} a row\n"
@@ -191,10 +168,7 @@ def _depth(described: dict[str, Any]) -> str:
 
 def _scores(model: "TableModel") -> str:
     """The scores on held-out rows beside those of the references."""
-    from unbounded.tables.references import NAMES
-
-    held_out = model.info["held_out"]
-    scores = {"unbounded depth": held_out["scores"]}
-    scores |= {NAMES[name]: values for name, values in model.info.get("references", {}).items()}
+    held_out, references = model.info["held_out"], model.info.get("references", {})
     heading = f"on {count_of(held_out['rows'], 'held-out row')}"
-    return common.score_table(scores, model.target.is_classes, heading) + "\n"
+    classes = model.target.is_classes
+    return common.score_table(held_out["scores"], references, classes, heading) + "\n"

@@ -20,7 +20,6 @@ examples:
   unbounded inspect house.udn --json | jq .depth.mean
 """
 _SHOWN_EPOCHS = 8
-_PARTS = ("layers", "likelihood", "depth", "depth_prior", "weight_prior")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
-    from unbounded.files import load, read_header
+    from unbounded.files import PARTS, load, read_header
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
 
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     mean = sum(p * depth for depth, p in enumerate(probs, first))
     modules = _modules(model)
     total = sum(p.numel() for p in model.parameters())
-    parts = {part: _part(header.get(part)) for part in _PARTS}
+    parts = {part: _part(header.get(part)) for part in PARTS}
     console.say(f"{options.model}: {_what(table_model, extra)}\n")
     console.say(depth_bars(probs, first))
     console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     if history.get("rows"):
         console.say("\n" + _history_lines(history, extra["estimator"]))
     if table_model is not None:
-        console.say("\n" + _columns(table_model))
+        console.say("\n" + common.columns_of_text(common.column_rows(table_model.encoding)))
     console.result(
         {
             "path": options.model,
@@ -77,10 +76,8 @@ def _of_table(table_model: Any) -> dict[str, Any]:
     """What the document says of the table; nothing if there is none."""
     if table_model is None:
         return dict.fromkeys(("target", "columns", "info"))
-    columns = [
-        {"name": column.name, "kind": column.kind, "why": column.why or None}
-        for column in table_model.encoding.columns
-    ]
+    listed = table_model.encoding.listing()
+    columns = [{key: one[key] for key in ("name", "kind", "why")} for one in listed]
     target = table_model.target.to_dict()
     return {"target": target, "columns": columns, "info": table_model.info}
 
@@ -164,12 +161,3 @@ def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
         f"{text}\n  {kept}; ended by {estimator.get('stopped')} after {len(rows)} epochs; "
         f"layers born on the way: {born or 'none'}"
     )
-
-
-def _columns(table_model: Any) -> str:
-    encoding = table_model.encoding
-    rows = [["  column", "kind", "used as"]]
-    for column in encoding.columns:
-        kind = column.kind if column.is_used else ""
-        rows.append([f"  {column.name}", kind, encoding.use_of(column)])
-    return common.columns_of_text(rows)

@@ -1,6 +1,7 @@
 """`unbounded predict`: a table in, a table of predictions out, a chunk at a time."""
 
 import argparse
+import gzip
 import shutil
 import sys
 import tempfile
@@ -35,48 +36,26 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded predict`."""
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on "
-        "standard output; JSON lines with --json)",
+    common.add_out_argument(
+        parser,
+        "CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on standard "
+        "output; JSON lines with --json)",
     )
-    parser.add_argument(
-        "--interval",
-        type=common.share,
-        default=0.9,
-        metavar="P",
-        help="probability that the interval should hold (default: 0.9)",
-    )
-    parser.add_argument(
-        "--parts",
-        action="store_true",
-        help="also how much of the uncertainty is noise and how much disagreement between depths",
-    )
-    parser.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="COLUMNS",
-        help="columns of the table to put before the predictions",
-    )
+    words = "probability that the interval should hold (default: 0.9)"
+    parser.add_argument("--interval", type=common.share, default=0.9, metavar="P", help=words)
+    words = "also how much of the uncertainty is noise and how much disagreement between depths"
+    parser.add_argument("--parts", action="store_true", help=words)
+    common.add_list_argument(parser, "--keep", "columns of the table to put before the predictions")
     common.add_model_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Predict chunk by chunk into a temporary file; it appears when it is whole."""
-    from unbounded.tables import TableModel
-
     console = Console(options)
     if not 0 < options.interval < 1:
         raise CommandError(f"--interval must be between 0 and 1, got {options.interval:g}")
     out: Path | None = options.out
-    if out is not None:
-        common.check_output(out, options.table, options.model)
-    device = common.check_device(options.device)
-    model = TableModel.load(options.model, device)
-    table = common.open_table(options, model.encoding.missing)
+    model, table = common.open_model(options)
     wanted = common.column_names(options, "keep", table)
     keep = [name for name in table.names if name in wanted]
     rows = 0
@@ -94,23 +73,42 @@ def run(options: argparse.Namespace) -> None:
         console.result({"rows": rows, "out": out, "columns": sink.names})
 
 
-class TextSink:
-    """CSV, TSV or JSON lines."""
+class Sink:
+    """A table in a file: CSV, TSV, JSON lines or (then the file is a path) Parquet."""
 
     def __init__(self, file: Any, kind: str):
         self.file = file
         self.kind = kind
         self.names: list[str] = []
+        self._writer: Any = None
 
     def write(self, columns: dict[str, Any]) -> None:
-        """Append rows; the header comes with the first."""
-        frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
+        """Append rows; the header or the schema comes with the first."""
         first, self.names = not self.names, list(columns)
+        if self.kind == "parquet":
+            self._write_group(pandas().DataFrame(columns))
+            return
+        frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
         if self.kind == "jsonl":
             frame.to_json(self.file, orient="records", lines=True, double_precision=9)
             return
         style = {"sep": "\t" if self.kind == "tsv" else ",", "float_format": "%.8g"}
         frame.to_csv(self.file, header=first, index=False, lineterminator="\n", **style)
+
+    def _write_group(self, frame: Any) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        schema = None if self._writer is None else self._writer.schema
+        table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self.file, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Write the footer of a Parquet file."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _whole(values: Any) -> Any:
@@ -122,50 +120,27 @@ def _whole(values: Any) -> Any:
     return values.astype("Int64") if whole else values
 
 
-class ParquetSink:
-    """One Parquet file, a row group a chunk."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.names: list[str] = []
-        self._writer: Any = None
-
-    def write(self, columns: dict[str, Any]) -> None:
-        """Append rows; the schema comes with the first."""
-        import pyarrow
-        from pyarrow import parquet
-
-        self.names = list(columns)
-        frame = pandas().DataFrame(columns)
-        schema = None if self._writer is None else self._writer.schema
-        table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self.path, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        """Write the footer."""
-        if self._writer is not None:
-            self._writer.close()
+_KINDS = {".parquet": "parquet", ".pq": "parquet", ".tsv": "tsv", ".tab": "tsv"}
+_KINDS |= {".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
 @contextmanager
-def _sink(out: Path | None, json_lines: bool) -> Iterator["TextSink | ParquetSink"]:
+def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
     """Where predictions go; a file or standard output gets all of them or nothing."""
     if out is None:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
-            yield TextSink(file, "jsonl" if json_lines else "csv")
+            yield Sink(file, "jsonl" if json_lines else "csv")
             file.seek(0)
             shutil.copyfileobj(file, sys.stdout)
         return
     endings = [ending.lower() for ending in out.suffixes]
     is_gzip = endings[-1:] == [".gz"]
-    kind = (endings[:-1] if is_gzip else endings)[-1:] or [".csv"]
+    kind = _KINDS.get("".join((endings[:-1] if is_gzip else endings)[-1:]), "csv")
     with replacing(out) as temporary:
-        if kind in ([".parquet"], [".pq"]):
-            with closing(ParquetSink(temporary)) as sink:
+        if kind == "parquet":
+            with closing(Sink(temporary, kind)) as sink:
                 yield sink
-            return
-        known = {".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-        with common.open_text(temporary, is_gzip) as file:
-            yield TextSink(file, known.get(kind[0], "csv"))
+        else:
+            opener = gzip.open if is_gzip else open
+            with opener(temporary, "wt", encoding="utf-8", newline="") as file:
+                yield Sink(file, kind)

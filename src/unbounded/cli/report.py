@@ -1,7 +1,6 @@
 """`unbounded report`: one page that explains a model."""
 
 import argparse
-from pathlib import Path
 
 from unbounded.cli import common
 from unbounded.cli.common import Console
@@ -21,22 +20,14 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded report`."""
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the page")
+    common.add_out_argument(parser, "the page", required=True)
     common.add_model_arguments(parser, "with the target, to be scored on")
 
 
 def run(options: argparse.Namespace) -> None:
     """Score if there is a table, then write."""
-    from unbounded.tables import TableModel
-
     console = Console(options)
-    inputs = [options.model, *([options.table] if options.table else [])]
-    common.check_output(options.out, *inputs)
-    device = common.check_device(options.device)
-    model = TableModel.load(options.model, device)
-    table = None
-    if options.table is not None:
-        table = common.open_table(options, model.encoding.missing)
+    model, table = common.open_model(options)
     shown = model.report(options.out, table, progress=console.shows_progress)
     console.say(f"page: {options.out}")
     console.result(

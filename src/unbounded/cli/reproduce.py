@@ -1,7 +1,6 @@
 """`unbounded reproduce NAME`: a table or figure of the paper again."""
 
 import argparse
-from types import ModuleType
 
 from unbounded.cli.common import CommandError
 
@@ -26,30 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Import the study's module and hand over."""
-    from unbounded.cli.program import Formatter, Parser
-
-    name = options.study
-    module = load(name)
-    parser = Parser(
-        prog=f"unbounded reproduce {name}",
-        description=module.__doc__,
-        formatter_class=Formatter,
-    )
-    module.add_arguments(parser)
-    module.run(parser.parse_args(options.arguments))
-
-
-def load(name: str) -> ModuleType:
-    """The module of a study, imported now.
-
-    Raises:
-        CommandError: if there is no such study.
-    """
     import importlib
 
+    from unbounded.cli.program import Formatter, Parser
     from unbounded.experiments import STUDIES
 
+    name = options.study
     if name not in STUDIES:
         known = ", ".join(sorted(STUDIES)) or "none in this version"
         raise CommandError(f"there is no study {name!r}; there are: {known}")
-    return importlib.import_module(STUDIES[name].module)
+    module = importlib.import_module(STUDIES[name].module)
+    prog = f"unbounded reproduce {name}"
+    parser = Parser(prog=prog, description=module.__doc__, formatter_class=Formatter)
+    module.add_arguments(parser)
+    module.run(parser.parse_args(options.arguments))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -23,12 +23,7 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.ensemble import (
-    EnsembleResult,
-    average_by_depth,
-    average_probs,
-    member_seeds,
-)
+from unbounded.estimators.ensemble import Training, average_by_depth, average_probs, member_seeds
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
 from unbounded.frozen import Frozen
 from unbounded.layers import Dense, Layers
@@ -117,6 +112,7 @@ class UDNEstimator(BaseEstimator):
     random_state: Any = None
     device: str | torch.device = "auto"
     verbose: int = 0
+    _needed: ClassVar[tuple[str, str, str]]  # of a prediction: attribute, what it is, from what
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -206,11 +202,7 @@ class UDNEstimator(BaseEstimator):
     def _train(self, x: Array, y: Array, weights: Array, size: int) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        Args:
-            x: `(rows, feature)`.
-            y: classes `(rows,)` or numbers `(rows, target)`.
-            weights: `(rows,)`.
-            size: how many classes or targets there are.
+        y are classes `(rows,)` or numbers `(rows, target)`, `size` how many of them there are.
         """
         self._check_arguments()
         rng = check_random_state(self.random_state)
@@ -221,22 +213,18 @@ class UDNEstimator(BaseEstimator):
         epochs = choose_epochs(self.epochs, self.batch_size, len(training))
         refit = self.refit and len(held) > 0
         run = self._run(rows.take(training), rows.take(held), size, seed, epochs, anneal=not refit)
-        if not run.result.history.rows:
+        first = run.training
+        if not first.history.rows:
             raise KeyboardInterrupt  # before the end of the first epoch: there is nothing to keep
-        first, stopped = run.result, run.result.stopped
-        refit_history = None
-        if refit and stopped != "interrupted":
+        self.refit_history_ = None
+        if refit and first.stopped != "interrupted":
             again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
-            if again.result.stopped == "interrupted":
-                stopped = "interrupted"  # half a training: what the held-out rows chose is better
+            if again.training.stopped == "interrupted":
+                # Half a training: what the held-out rows chose is better.
+                first = first._replace(stopped="interrupted")
             else:
-                run, refit_history = again, again.result.history
-        self._keep(run, len(x))
-        self.history_ = first.history
-        self.refit_history_ = refit_history
-        self.best_epoch_ = first.best_epoch
-        self.n_iter_ = len(first.history)
-        self.stopped_ = stopped
+                run, self.refit_history_ = again, again.training.history
+        self._keep(run._replace(training=first), len(x))
 
     def _run(
         self,
@@ -252,8 +240,7 @@ class UDNEstimator(BaseEstimator):
         models = [
             self._build(train.x.shape[1], size, one) for one in member_seeds(seed, self.n_members)
         ]
-        validation = None
-        patience = None
+        validation = patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             patience = choose_patience(self.patience, epochs)
@@ -265,16 +252,12 @@ class UDNEstimator(BaseEstimator):
             "patience": patience,
             "select": self.select,
             "progress": bool(self.verbose),
+            "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
         }
-        schedule = partial(annealing_factor, epochs=epochs) if anneal else None
-        found = fit(
-            models[0] if len(models) == 1 else models,
-            scalings.tensors(train, models[0]),
-            schedule=schedule,
-            **options,
-        )
-        result = EnsembleResult.of(found if isinstance(found, list) else [found])
-        return TrainedModels(models, scalings, result)
+        data = scalings.tensors(train, models[0])
+        found = fit(models[0] if len(models) == 1 else models, data, **options)
+        results = found if isinstance(found, list) else [found]
+        return TrainedModels(models, scalings, Training.of(results))
 
     def _keep(self, run: "TrainedModels", rows: int) -> None:
         self.members_ = [model.eval() for model in run.models]
@@ -283,6 +266,8 @@ class UDNEstimator(BaseEstimator):
         if run.scalings.targets is not None:
             self.target_scaling_ = run.scalings.targets
         self.n_rows_seen_ = rows
+        self.history_, self.best_epoch_, self.stopped_ = run.training
+        self.n_iter_ = len(self.history_)
         self._optimizer: torch.optim.Optimizer | None = None
 
     def _scalings(self, train: WeightedRows) -> Scalings:
@@ -324,9 +309,9 @@ class UDNEstimator(BaseEstimator):
             self._check_arguments()
             rng = check_random_state(self.random_state)
             model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
-            self._keep(TrainedModels([model], self._scalings(rows), None), 0)
-            self.history_, self.refit_history_ = History(), None
-            self.best_epoch_, self.n_iter_, self.stopped_ = 0, 0, "partial_fit"
+            none = Training(History(), 0, "partial_fit")
+            self._keep(TrainedModels([model], self._scalings(rows), none), 0)
+            self.refit_history_ = None
         model = self.model_
         if self._optimizer is None:
             self._optimizer = make_optimizer(model, lr=self.lr)
@@ -343,15 +328,8 @@ class UDNEstimator(BaseEstimator):
                 batch_size=batch_size,
                 generator=order,
             ):
-                step(
-                    model,
-                    self._optimizer,
-                    batch.x,
-                    batch.y,
-                    self.n_rows_seen_,
-                    weights=batch.weights,
-                    at=" in partial_fit",
-                )
+                given = (batch.x, batch.y, self.n_rows_seen_)
+                step(model, self._optimizer, *given, weights=batch.weights, at=" in partial_fit")
         finally:
             model.eval()
 
@@ -363,12 +341,12 @@ class UDNEstimator(BaseEstimator):
 
     # Predicting
 
-    def _predictions(self, X: Any) -> Iterator[Prediction]:
+    def _predictions(self, X: Any) -> Iterator[Any]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
         for predictions in self._member_predictions(X):
             yield predictions[0] if len(predictions) == 1 else combine(predictions)
 
-    def _member_predictions(self, X: Any) -> Iterator[list[Prediction]]:
+    def _member_predictions(self, X: Any) -> Iterator[list[Any]]:
         """The mixtures of the members for a few thousand rows at a time.
 
         In double precision: a row's prediction then does not depend, to more digits than anybody
@@ -384,9 +362,18 @@ class UDNEstimator(BaseEstimator):
             with torch.inference_mode():  # closed before the yield: it must not leak to the caller
                 outputs = [one(piece)[0] for one in frozen]
             yield [
-                one.likelihood.predict(output, one.depth_probs.log())
+                self._checked(one.likelihood.predict(output, one.depth_probs.log()))
                 for one, output in zip(frozen, outputs, strict=True)
             ]
+
+    def _checked(self, prediction: Prediction) -> Prediction:
+        attribute, what, such = self._needed
+        if hasattr(prediction, attribute):
+            return prediction
+        raise TypeError(
+            f"{type(prediction.likelihood).__name__} predicts no {what}: {type(self).__name__} "
+            f"needs a likelihood such as {such}"
+        )
 
     def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
@@ -427,4 +414,4 @@ class TrainedModels(NamedTuple):
 
     models: list[UDN]
     scalings: Scalings
-    result: Any  # a FitResult or EnsembleResult; None after partial_fit
+    training: Training

@@ -1,7 +1,7 @@
 """A classifier of unbounded depth."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,8 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.base import UDNEstimator
-from unbounded.estimators.plain import describe_classes, rebuild_classes
 from unbounded.estimators.rows import Array, check_weights
-from unbounded.likelihoods import Categorical, Likelihood, Prediction
-from unbounded.likelihoods.categorical import ClassPrediction
+from unbounded.likelihoods import Categorical, Likelihood
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -33,6 +31,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     """
 
     class_weight: dict[Any, float] | str | None = None
+    _needed: ClassVar = ("log_probs_by_depth", "classes", "Categorical or Bernoulli")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from rows `(rows, feature)` and their classes `(rows,)`, of any type.
@@ -44,10 +43,13 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         """
         x, labels = self._check(X, y)
         self.classes_, codes = np.unique(labels, return_inverse=True)
-        weights = check_weights(sample_weight, len(x))
-        if self.class_weight is not None:
-            weights = weights * compute_sample_weight(self.class_weight, labels)
-        self._check_classes(codes[weights > 0])
+        weights = self._weights(sample_weight, labels)
+        present = np.unique(codes[weights > 0])
+        if len(present) < 2:
+            raise ValueError(
+                f"the labels hold one class ({self.classes_[present[0]]!r}), "
+                "at least two classes are needed"
+            )
         self._train(x, codes, weights, len(self.classes_))
         return self
 
@@ -72,26 +74,24 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         if unknown.size:
             raise ValueError(f"classes {unknown} are not among those of the first call")
         codes = np.searchsorted(self.classes_, labels)
-        weights = check_weights(sample_weight, len(x))
-        if self.class_weight is not None:
-            if isinstance(self.class_weight, str):
-                raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
-            weights = weights * compute_sample_weight(self.class_weight, labels)
+        if isinstance(self.class_weight, str):
+            raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
+        weights = self._weights(sample_weight, labels)
         self._train_further(x, codes, weights, len(self.classes_))
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable class of each row: `(rows,)`."""
-        codes = [p.classes.cpu().numpy() for p in self._class_predictions(X)]
+        codes = [p.classes.cpu().numpy() for p in self._predictions(X)]
         return self.classes_[np.concatenate(codes)]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """p(y = c | x) = Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x)), classes as in `classes_`: `(rows, class)`."""
-        return np.concatenate([p.probs.cpu().numpy() for p in self._class_predictions(X)])
+        return np.concatenate([p.probs.cpu().numpy() for p in self._predictions(X)])
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """The logarithms of `predict_proba`, finite where those round to 0: `(rows, class)`."""
-        return np.concatenate([p.log_probs.cpu().numpy() for p in self._class_predictions(X)])
+        return np.concatenate([p.log_probs.cpu().numpy() for p in self._predictions(X)])
 
     def predict_by_depth(self, X: Any) -> NDArray[np.float64]:
         """The class probabilities of each depth alone: `(depth, rows, class)`.
@@ -100,42 +100,37 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         `predict_proba`.
         """
         pieces = [
-            self._by_depth([self._classes(p).log_probs_by_depth.exp().cpu().numpy() for p in each])
+            self._by_depth([p.log_probs_by_depth.exp().cpu().numpy() for p in each])
             for each in self._member_predictions(X)
         ]
         return np.concatenate(pieces, 1)
-
-    def _class_predictions(self, X: Any) -> Any:
-        for prediction in self._predictions(X):
-            yield self._classes(prediction)
-
-    @staticmethod
-    def _classes(prediction: Prediction) -> ClassPrediction:
-        if not isinstance(prediction, ClassPrediction):
-            raise TypeError(
-                f"{type(prediction.likelihood).__name__} predicts no classes: UDNClassifier "
-                "needs a likelihood such as Categorical or Bernoulli"
-            )
-        return prediction
 
     def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Array, Array]:
         x, labels = self._validate(X, y, reset, min_rows)
         check_classification_targets(labels)
         return x, labels
 
-    def _check_classes(self, codes: NDArray[Any]) -> None:
-        present = np.unique(codes)
-        if len(present) < 2:
-            raise ValueError(
-                f"the labels hold one class ({self.classes_[present[0]]!r}), "
-                "at least two classes are needed"
-            )
+    def _weights(self, sample_weight: Any, labels: Array) -> Array:
+        weights = check_weights(sample_weight, len(labels))
+        if self.class_weight is None:
+            return weights
+        return weights * compute_sample_weight(self.class_weight, labels)
 
     def _describe_targets(self) -> dict[str, Any]:
-        return {"classes": describe_classes(self.classes_)}
+        """The class labels, and their type."""
+        values, dtype = self.classes_.tolist(), self.classes_.dtype
+        if not all(isinstance(value, bool | int | float | str | None) for value in values):
+            raise ValueError(
+                f"classes of type {type(values[0]).__name__} cannot be saved without pickle: "
+                "use numbers, booleans or strings"
+            )
+        return {"classes": {"dtype": "object" if dtype.hasobject else dtype.str, "values": values}}
 
     def _rebuild_targets(self, described: dict[str, Any]) -> None:
-        self.classes_ = rebuild_classes(described["classes"])
+        dtype = np.dtype(described["classes"]["dtype"])
+        if dtype.kind not in "biufUO":
+            raise ValueError(f"classes of dtype {dtype}")
+        self.classes_ = np.array(described["classes"]["values"], dtype=dtype)
 
     def _default_likelihood(self, size: int) -> Likelihood:
         return Categorical(size)

@@ -1,13 +1,12 @@
 """Several models as one: their seeds, their training and their depths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.training import History
+from unbounded.training import FitResult, History
 
 Floats = NDArray[np.float64]
 
@@ -25,12 +24,8 @@ def average_by_depth(
 ) -> Floats:
     """What the members say at each depth, each member counting by its q_r(ℓ).
 
-    With `average_probs` as weights, the slices add up to the ensemble's own mean.
-
-    Args:
-        values: of each member, `(its depths, rows, …)`.
-        firsts: the first of its depths.
-        probs: its q(1) … q(m_r).
+    Of each member: `(its depths, rows, …)`, the first of its depths, and its q(1) … q(m_r). With
+    `average_probs` as weights, the slices add up to the ensemble's own mean.
     """
     if len(values) == 1:
         return values[0]
@@ -53,24 +48,21 @@ def member_seeds(seed: int, count: int) -> list[int]:
     return [seed, *(int(other >> 1) for other in others)]
 
 
-@dataclass
-class EnsembleResult:
-    """The training of several members, told like a `FitResult`."""
+class Training(NamedTuple):
+    """How the training of one or several members went."""
 
     history: History  # the first member's
     best_epoch: int  # the members' median
     stopped: str
 
     @classmethod
-    def of(cls, results: Sequence[Any]) -> "EnsembleResult":
+    def of(cls, results: Sequence[FitResult]) -> "Training":
         """Put together what `fit` returns of each."""
-        if any(result.stopped == "diverged" for result in results):
+        stopped = [result.stopped for result in results]
+        if "diverged" in stopped:
             raise FloatingPointError(
                 "the loss of a member is not finite: a lower lr or another initialisation helps"
             )
-        interrupted = any(result.stopped == "interrupted" for result in results)
-        return cls(
-            results[0].history,
-            int(np.median([result.best_epoch for result in results])),
-            "interrupted" if interrupted else results[0].stopped,
-        )
+        best = int(np.median([result.best_epoch for result in results]))
+        ended = "interrupted" if "interrupted" in stopped else stopped[0]
+        return cls(results[0].history, best, ended)

@@ -1,19 +1,16 @@
 """A regressor of unbounded depth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
 from unbounded.estimators.base import UDNEstimator
-from unbounded.estimators.plain import describe_scaling, rebuild_scaling
+from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -34,6 +31,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     """
 
     standardize_target: bool = True
+    _needed: ClassVar = ("mean", "mean", "Gaussian")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from rows `(rows, feature)` and targets `(rows,)` or `(rows, target)`.
@@ -77,15 +75,12 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             return_std: also give the standard deviation of the mixture, of the same shape: noise
                 and disagreement between depths together.
         """
-        means, stds = [], []
-        for prediction in self._gaussian_predictions(X):
-            means.append(prediction.mean.cpu().numpy())
-            if return_std:
-                stds.append(prediction.variance.sqrt().cpu().numpy())
-        mean = self._shaped(self.target_scaling_.undo(np.concatenate(means)))
-        if not return_std:
-            return mean
-        return mean, self._shaped(np.concatenate(stds) * self.target_scaling_.scale)
+        pieces = (
+            [p.mean.cpu().numpy(), *([p.variance.sqrt().cpu().numpy()] if return_std else [])]
+            for p in self._predictions(X)
+        )
+        mean, *std = self._in_units(pieces, 0)
+        return (mean, std[0]) if return_std else mean
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
         """The t with P(Y ≤ t | x) = q, in the units of y: `(quantile, rows)`, quantile first.
@@ -93,7 +88,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         `(quantile, rows, target)` for several targets; without the first axis where `q` is one
         number.
         """
-        pieces = [p.quantile(q).cpu().numpy() for p in self._gaussian_predictions(X)]
+        pieces = [p.quantile(q).cpu().numpy() for p in self._predictions(X)]
         values = self._shaped(self.target_scaling_.undo(np.concatenate(pieces, 1)))
         return values[0] if np.ndim(q) == 0 else values
 
@@ -104,38 +99,23 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         noise that each depth sees, of the same shape: with `depth_probs_` they are the whole
         predictive mixture, as `unbounded.metrics` takes it.
         """
-        means, stds = [], []
-        for each in self._member_predictions(X):
-            parts = [self._gaussian(prediction).components() for prediction in each]
-            member_means = [part[0].cpu().numpy() for part in parts]
-            mean = self._by_depth(member_means)
-            squares = [
-                m**2 + part[1].cpu().numpy() ** 2
-                for m, part in zip(member_means, parts, strict=True)
-            ]
-            means.append(mean)
-            stds.append(
-                parts[0][1].cpu().numpy()
-                if len(parts) == 1
-                else np.sqrt(np.maximum(self._by_depth(squares) - mean**2, 0))
-            )
-        by_depth = self._shaped(self.target_scaling_.undo(np.concatenate(means, 1)))
-        if not return_std:
-            return by_depth
-        return by_depth, self._shaped(np.concatenate(stds, 1) * self.target_scaling_.scale)
+        mean, std = self._in_units(map(self._components, self._member_predictions(X)), 1)
+        return (mean, std) if return_std else mean
 
-    def _gaussian_predictions(self, X: Any) -> Any:
-        for prediction in self._predictions(X):
-            yield self._gaussian(prediction)
+    def _components(self, members: Sequence[Any]) -> list[Floats]:
+        """The means and the noise of each depth; of several members, those of their mixture."""
+        pairs = [[part.cpu().numpy() for part in one.components()] for one in members]
+        mean = self._by_depth([m for m, _ in pairs])
+        if len(pairs) == 1:
+            return [mean, pairs[0][1]]
+        squares = self._by_depth([m**2 + s**2 for m, s in pairs])
+        return [mean, np.sqrt(np.maximum(squares - mean**2, 0))]
 
-    @staticmethod
-    def _gaussian(prediction: Any) -> Any:
-        if not hasattr(prediction, "mean"):
-            raise TypeError(
-                f"{type(prediction.likelihood).__name__} predicts no mean: UDNRegressor needs "
-                "a likelihood such as Gaussian"
-            )
-        return prediction
+    def _in_units(self, pieces: Iterable[Sequence[Floats]], axis: int) -> list[Floats]:
+        """Means and, where they are given, standard deviations of all rows in the units of y."""
+        means, *stds = (np.concatenate(part, axis) for part in zip(*pieces, strict=True))
+        scaling = self.target_scaling_
+        return [self._shaped(v) for v in (scaling.undo(means), *(s * scaling.scale for s in stds))]
 
     def _shaped(self, values: Array) -> Floats:
         """Without the last axis, target, if y had none."""
@@ -151,13 +131,13 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
 
     def _describe_targets(self) -> dict[str, Any]:
         return {
-            "target_scaling": describe_scaling(self.target_scaling_),
+            "target_scaling": self.target_scaling_.to_dict(),
             "single_target": self._single_target,
         }
 
     def _rebuild_targets(self, described: dict[str, Any]) -> None:
         columns = len(described["target_scaling"]["center"])
-        self.target_scaling_ = rebuild_scaling(described["target_scaling"], columns)
+        self.target_scaling_ = Scaling.from_dict(described["target_scaling"], columns)
         self._single_target = bool(described["single_target"])
 
     def _default_likelihood(self, size: int) -> Likelihood:

@@ -28,11 +28,7 @@ class WeightedRows(NamedTuple):
 
 
 def check_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
-    """Weights of that many rows, `(rows,)`; 1 for each if none are given.
-
-    Raises:
-        ValueError: if they are of another shape, negative, not finite, or all zero.
-    """
+    """Weights of that many rows, `(rows,)`, checked; 1 for each if none are given."""
     if hasattr(sample_weight, "to_numpy"):
         sample_weight = sample_weight.to_numpy()
     weights = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
@@ -108,13 +104,7 @@ class Scaling:
 
     @classmethod
     def of(cls, values: Array, weights: Array, standardize: bool = True) -> "Scaling":
-        """To mean 0 and standard deviation 1; columns that do not vary are only centred.
-
-        Args:
-            values: `(rows, column)`.
-            weights: how often each row counts, `(rows,)`.
-            standardize: False leaves everything as it is.
-        """
+        """Columns to mean 0 and standard deviation 1; those that do not vary are only centred."""
         if not standardize:
             return cls(np.zeros(values.shape[1]), np.ones(values.shape[1]))
         values = values.astype(np.float64)
@@ -131,6 +121,18 @@ class Scaling:
             scale = np.where(constant, 1.0, deviation * largest)
         scale[scale < np.finfo(np.float64).tiny] = 1.0
         return cls(center * largest, scale)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain data; floats survive JSON to the last bit."""
+        return {"center": self.center.tolist(), "scale": self.scale.tolist()}
+
+    @classmethod
+    def from_dict(cls, described: dict[str, Any], columns: int) -> "Scaling":
+        """What `to_dict` described, if it is of this many columns."""
+        found = cls(*(np.array(described[name], np.float64) for name in ("center", "scale")))
+        if {found.center.shape, found.scale.shape} != {(columns,)}:
+            raise ValueError(f"a scaling of {found.center.size} columns, {columns} were expected")
+        return found
 
     def apply(self, values: Array) -> NDArray[np.float64]:
         """Standardised values, `(…, column)`."""

@@ -1,40 +1,35 @@
 """Round ticks and short numbers, and the mapping from data to a drawing's coordinates."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-@dataclass(frozen=True)
-class AxisScale:
-    """Data from `low` to `high` drawn from `start` to `stop`, linear or logarithmic."""
+class Axis(NamedTuple):
+    """The ticks of an axis and the range that it shows, linear or logarithmic."""
 
+    ticks: list[float]
     low: float
     high: float
-    start: float
-    stop: float
     log: bool = False
 
-    def __call__(self, value: float) -> float:
-        """Where a value is drawn."""
-        low, high = self.low, self.high
-        if self.log:
-            low, high, value = math.log10(low), math.log10(high), math.log10(value)
-        return self.start + (value - low) / (high - low) * (self.stop - self.start)
+    @property
+    def names(self) -> list[str]:
+        """What is written at the ticks."""
+        return [number(tick) for tick in self.ticks] if self.log else labels(self.ticks)
+
+    def scale(self, start: float, stop: float) -> Callable[[float], float]:
+        """Where a value is drawn, if the range goes from `start` to `stop` of a drawing."""
+        log = math.log10 if self.log else float
+        low, high = log(self.low), log(self.high)
+        return lambda value: start + (log(value) - low) / (high - low) * (stop - start)
 
 
 def ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:
-    """About `count` round numbers that cover `low` to `high`, their ends included.
-
-    Args:
-        low: the smallest value to show.
-        high: the largest.
-        count: how many intervals there should be, roughly.
-        integers: allow whole numbers only, for depths and counts.
-    """
+    """About `count` intervals of round (or whole) numbers that cover `low` to `high`."""
     low, high = widened(low, high)
     step = round_step((high - low) / max(1, count), integers)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -63,7 +58,7 @@ def labels(values: Sequence[float]) -> list[str]:
     if largest >= 1e5 or step < 1e-4:
         return [number(v) for v in values]
     decimals = next(
-        count for count in range(8) if all(_is_close(v, round(v, count), step) for v in values)
+        count for count in range(8) if all(abs(v - round(v, count)) < 1e-3 * step for v in values)
     )
     return [f"{v:,.{decimals}f}".replace("-", "−") for v in values]
 
@@ -84,8 +79,7 @@ def number(value: float, digits: int = 3) -> str:
             return f"{value / unit:.{digits}g}{name}".replace("-", "−")
     if size >= 10 ** (digits - 1):
         return f"{value:,.0f}".replace("-", "−")
-    text = f"{value:.{digits}g}"
-    return text.replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
 
 
 def inner_ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:
@@ -107,15 +101,15 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def trimmed(low: float, high: float, count: int) -> tuple[list[float], tuple[float, float]]:
-    """Ticks and range of an axis that ends soon after the data where the ticks would not."""
+def trimmed(low: float, high: float, count: int) -> Axis:
+    """An axis that ends soon after the data where the ticks would not."""
     values = ticks(low, high, count)
     if widened(low, high) != (low, high):
-        return values, (values[0], values[-1])
+        return Axis(values, values[0], values[-1])
     span = high - low
     start = low - 0.04 * span if low - values[0] > 0.1 * span else values[0]
     stop = high + 0.04 * span if values[-1] - high > 0.1 * span else values[-1]
-    return inner_ticks(start, stop, count), (start, stop)
+    return Axis(inner_ticks(start, stop, count), start, stop)
 
 
 def finite(values: Iterable[float]) -> list[float]:
@@ -126,10 +120,6 @@ def finite(values: Iterable[float]) -> list[float]:
 def drawable(value: float) -> bool:
     """Whether a value has a place on an axis: finite, and so that differences are finite too."""
     return abs(value) < 1e200  # False for NaN
-
-
-def _is_close(value: float, rounded: float, step: float) -> bool:
-    return abs(value - rounded) < 1e-3 * step
 
 
 def round_step(rough: float, integers: bool = False) -> float:

@@ -2,11 +2,9 @@
 
 import html
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
-from unbounded.report.axes import AxisScale, labels, number
+from unbounded.report.axes import Axis, labels
 
 WIDTH, HEIGHT = 440.0, 264.0
 COLOURS = 6  # series and classes before the colours repeat
@@ -64,8 +62,15 @@ STYLE = """
 """
 
 
-@dataclass(frozen=True)
-class Plot:
+class Words(TypedDict):
+    """The words around a chart: its title and the names of its axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+
+
+class Plot(NamedTuple):
     """The rectangle between the axes, in units of the drawing."""
 
     left: float
@@ -82,78 +87,95 @@ class Key(NamedTuple):
     kind: str = ""  # a line; or "dot", "dash", "cross", "ramp"
 
 
-def plot_area(names: Sequence[str], top: float = 28.0, height: float = HEIGHT) -> Plot:
+def plot_area(y: Axis, top: float = 28.0, height: float = HEIGHT) -> Plot:
     """The rectangle that is left once the axes have their room."""
-    left = 9.0 + CHAR * max((len(name) for name in names), default=1)
+    left = 9.0 + CHAR * max((len(name) for name in y.names), default=1)
     return Plot(left, WIDTH - 8.0, top, height - 40.0)
 
 
-def frame(
-    plot: Plot,
-    to_x: AxisScale,
-    to_y: AxisScale,
-    x_axis: Sequence[float],
-    y_axis: Sequence[float],
-    x_label: str,
-    y_label: str,
-    marks: bool = False,
-) -> str:
-    """Grid lines, ticks and the names of both axes."""
-    parts = [y_grid(plot, to_y, y_axis), axis_names(plot, x_label, y_label, marks)]
-    for tick, name in zip(x_axis, labels(x_axis), strict=True):
-        px = to_x(tick)
-        parts.append(line("axis", px, plot.bottom, px, plot.bottom + 4))
-        # The last label must not leave the drawing.
-        parts.append(below(min(px, WIDTH - CHAR * len(name) / 2), plot.bottom, name))
-    parts.append(line("axis", plot.left, plot.bottom, plot.right, plot.bottom))
-    return "".join(parts)
+class Chart:
+    """A figure that is being drawn: grid lines, ticks and names of its axes, then `parts`.
 
+    The vertical axis is named above it, where nobody has to turn their head. Distances are in
+    units of text, which is small beside the drawing in wide figures.
 
-def y_grid(plot: Plot, to_y: AxisScale, y_axis: Sequence[float]) -> str:
-    """A thin line and a label for each tick of the vertical axis."""
-    parts = []
-    for tick, name in zip(y_axis, tick_labels(y_axis, to_y.log), strict=True):
-        py = to_y(tick)
-        parts.append(line("grid", plot.left, py, plot.right, py))
-        parts.append(text(plot.left - 6, py, name, "end", drop=MIDDLE))
-    return "".join(parts)
-
-
-def axis_names(plot: Plot, x_label: str, y_label: str, marks: bool = False) -> str:
-    """The vertical axis is named above it, where nobody has to turn their head.
-
-    Distances are in units of text, which is small beside the drawing in wide figures.
+    Args:
+        plot: where the axes stand.
+        words: around them.
+        x: the horizontal axis; None leaves it to the caller.
+        y: the vertical one; without it the grid is that of the horizontal axis.
+        marks: whether labels stand above the plot.
     """
-    centre = (plot.left + plot.right) / 2
-    above = text(0, plot.top - (8 if marks else 12), y_label, drop=-1.4 if marks else 0.0)
-    return above + text(centre, plot.bottom + 7, x_label, "middle", drop=2.3)
+
+    def __init__(
+        self, plot: Plot, words: Words, x: Axis | None, y: Axis | None, *, marks: bool = False
+    ):
+        left, right, top, bottom = self.plot = plot
+        self.words = words
+        self.x = (x or _UNIT).scale(left, right)
+        self.y = (y or _UNIT).scale(bottom, top)
+        self.keys: list[Key] = []
+        self.parts: list[str] = []
+        for tick, name in zip(y.ticks, y.names, strict=True) if y else ():
+            self.parts.append(line("grid", left, self.y(tick), right, self.y(tick)))
+            self.parts.append(text(left - 6, self.y(tick), name, "end", drop=MIDDLE))
+        above = top - (8 if marks else 12)
+        self.parts.append(text(0, above, words["y_label"], drop=-1.4 if marks else 0.0))
+        self.parts.append(
+            text((left + right) / 2, bottom + 7, words["x_label"], "middle", drop=2.3)
+        )
+        for tick, name in zip(x.ticks, labels(x.ticks), strict=True) if x else ():
+            px = self.x(tick)
+            ends = ("axis", px, bottom, px, bottom + 4) if y else ("grid", px, top, px, bottom)
+            self.parts.append(line(*ends))
+            # The last label must not leave the drawing.
+            self.parts.append(below(min(px, WIDTH - CHAR * len(name) / 2), bottom, name))
+        if x and y:
+            self.parts.append(line("axis", left, bottom, right, bottom))
+
+    def point(self, x: float, y: float) -> str:
+        """Where a point lies, as a path says it."""
+        return f"{at(self.x(x))} {at(self.y(y))}"
+
+    def circle(self, x: float, y: float, radius: float, colour: str, tip: str = "") -> str:
+        """A dot, perhaps with a tooltip."""
+        where = f'cx="{at(self.x(x))}" cy="{at(self.y(y))}" r="{at(radius)}"'
+        end = f">{tooltip(tip)}</circle>" if tip else "/>"
+        return f'<circle class="dot {colour}" {where}{end}'
+
+    def figure(self, height: float | None = None) -> str:
+        """Caption, legend (if it would tell things apart) and drawing."""
+        title = escape(self.words["title"])
+        height = self.plot.bottom + 40.0 if height is None else height
+        legend = "".join(
+            f'<li><span class="key {key.colour} {key.kind}" aria-hidden="true">'
+            f"{'×' if key.kind == 'cross' else ''}</span>{escape(key.name)}</li>"
+            for key in self.keys
+        )
+        legend = f'<ul class="legend">{legend}</ul>' if legend else ""
+        return (
+            f'<figure class="chart">{caption(self.words["title"])}{legend}'
+            f'<svg viewBox="0 0 {at(WIDTH)} {at(height)}" role="img" aria-label="{title}">'
+            f"<title>{title}</title>{''.join(self.parts)}</svg></figure>"
+        )
 
 
-def tick_labels(values: Sequence[float], log: bool) -> list[str]:
-    """What is written at the ticks of a linear or a logarithmic axis."""
-    return [number(v) for v in values] if log else labels(values)
+def caption(title: str) -> str:
+    """The heading of a figure, if it has one."""
+    return f"<figcaption>{escape(title)}</figcaption>" if title else ""
 
 
-def figure(
-    title: str,
-    body: str,
-    *,
-    keys: Sequence[Key] = (),
-    height: float = HEIGHT,
+def rect(
+    kind: str, x: float, y: float, width: float, height: float, tip: str = "", style: str = ""
 ) -> str:
-    """Caption, legend and drawing."""
-    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
-    legend = "".join(
-        f'<li><span class="key {key.colour} {key.kind}" aria-hidden="true">'
-        f"{'×' if key.kind == 'cross' else ''}</span>{escape(key.name)}</li>"
-        for key in keys
-    )
-    legend = f'<ul class="legend">{legend}</ul>' if legend else ""
-    return (
-        f'<figure class="chart">{caption}{legend}'
-        f'<svg viewBox="0 0 {at(WIDTH)} {at(height)}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title>{body}</svg></figure>"
-    )
+    """A rectangle of a class of `STYLE`, with a tooltip."""
+    size = f'width="{at(width)}" height="{at(height)}"'
+    return f'<rect class="{kind}" x="{at(x)}" y="{at(y)}" {size}{style}>{tooltip(tip)}</rect>'
+
+
+def path(kind: str, commands: str, style: str = "") -> str:
+    """A path of a class of `STYLE`."""
+    return f'<path class="{kind}"{style} d="{commands}"/>'
 
 
 def line(kind: str, x1: float, y1: float, x2: float, y2: float, tip: str = "") -> str:
@@ -212,3 +234,4 @@ def escape(words: object) -> str:
 
 
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_UNIT = Axis([], 0.0, 1.0)

@@ -1,13 +1,15 @@
 """Heat maps over the plane of two inputs, as a small picture under the points."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unbounded.report import drawing as draw
 from unbounded.report import png
-from unbounded.report.axes import AxisScale, inner_ticks, number
+from unbounded.report.axes import Axis, inner_ticks, number
+from unbounded.report.lines import Points
 from unbounded.report.points import dots
 
 Extent = tuple[float, float, float, float]
@@ -30,12 +32,10 @@ def heatmap(
     extent: Extent,
     points: tuple[Sequence[float], Sequence[float], Sequence[int]] | None = None,
     *,
-    title: str,
-    x_label: str,
-    y_label: str,
     names: Sequence[str] = (),
     wrong: Sequence[bool] | None = None,
     colour: int = 3,
+    **words: Unpack[draw.Words],
 ) -> str:
     """A decision boundary, or any quantity over the plane, with points over it.
 
@@ -47,12 +47,10 @@ def heatmap(
             to its maximum, `(rows, columns)`; the first row lies at the lowest y.
         extent: x from and to, y from and to, of the grid.
         points: x, y and class of each point to draw.
-        title: of the figure.
-        x_label: of the horizontal axis.
-        y_label: of the vertical one.
         names: of the classes, or of the quantity, for the legend.
         wrong: which points are to be crossed out.
         colour: index of the colour of a quantity.
+        words: title, x_label and y_label.
     """
     grid = np.asarray(values, dtype=np.float64)
     if grid.ndim not in (2, 3) or (grid.ndim == 3 and grid.shape[2] < 2):
@@ -60,27 +58,42 @@ def heatmap(
     x_low, x_high, y_low, y_high = (float(e) for e in extent)
     if not (x_low < x_high and y_low < y_high):
         raise ValueError(f"extent must be x from and to, y from and to, got {extent}")
-    x_axis, y_axis = inner_ticks(x_low, x_high), inner_ticks(y_low, y_high)
-    left = draw.plot_area(draw.tick_labels(y_axis, False)).left
+    x_axis = Axis(inner_ticks(x_low, x_high), x_low, x_high)
+    y_axis = Axis(inner_ticks(y_low, y_high), y_low, y_high)
+    left, right, top, _ = draw.plot_area(y_axis)
     # Equal units on both axes, as long as that gives a picture of a sane shape.
     ratio = min(1.25, max(0.6, (y_high - y_low) / (x_high - x_low)))
-    plot = draw.Plot(left, draw.WIDTH - 8, 28.0, 28.0 + ratio * (draw.WIDTH - 8 - left))
-    to_x = AxisScale(x_low, x_high, plot.left, plot.right)
-    to_y = AxisScale(y_low, y_high, plot.bottom, plot.top)
+    plot = draw.Plot(left, right, top, top + ratio * (right - left))
+    chart = draw.Chart(plot, words, x_axis, y_axis)
     pixels = class_pixels(grid) if grid.ndim == 3 else quantity_pixels(grid, colour)
-    parts = [
-        draw.frame(plot, to_x, to_y, x_axis, y_axis, x_label, y_label),
-        f'<image x="{draw.at(plot.left)}" y="{draw.at(plot.top)}" '
-        f'width="{draw.at(plot.right - plot.left)}" height="{draw.at(plot.bottom - plot.top)}" '
-        f'preserveAspectRatio="none" href="{png.data_uri(pixels[::-1])}"/>',
-    ]
-    keys = _keys(grid, names, colour)
+    chart.parts.append(
+        f'<image x="{draw.at(left)}" y="{draw.at(top)}" '
+        f'width="{draw.at(right - left)}" height="{draw.at(plot.bottom - top)}" '
+        f'preserveAspectRatio="none" href="{png.data_uri(pixels[::-1])}"/>'
+    )
+    chart.keys = _keys(grid, names, colour)
     if points is not None:
-        parts.append(_class_points(points, to_x, to_y, grid.ndim == 2))
+        marked = [False] * len(points[0]) if wrong is None else wrong
+        inside = [
+            (float(x), float(y), int(label), bad)
+            for x, y, label, bad in zip(*points, marked, strict=True)
+            if x_low <= x <= x_high and y_low <= y <= y_high
+        ]
+        by_class: dict[int, Points] = {}
+        for x, y, label, _ in inside:
+            by_class.setdefault(0 if grid.ndim == 2 else label, []).append((x, y))
+        chart.parts += _class_points(chart, by_class, grid.ndim == 2)
+        crosses = [
+            f"M{draw.at(chart.x(x) - 4)} {draw.at(chart.y(y) - 4)}l8 8m0-8l-8 8"
+            for x, y, _, bad in inside
+            if bad
+        ]
+        if crosses:
+            chart.parts.append(draw.path("crosses", "".join(crosses)))
         if wrong is not None:
-            parts.append(_crosses(points, wrong, to_x, to_y))
-            keys.append(draw.Key(f"predicted wrongly ({sum(map(bool, wrong))})", "c-ink", "cross"))
-    return draw.figure(title, "".join(parts), keys=keys, height=plot.bottom + 42)
+            key = draw.Key(f"predicted wrongly ({sum(map(bool, wrong))})", "c-ink", "cross")
+            chart.keys.append(key)
+    return chart.figure(plot.bottom + 42)
 
 
 def class_pixels(probs: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -115,41 +128,14 @@ def _keys(grid: NDArray[np.float64], names: Sequence[str], colour: int) -> list[
     return [draw.Key(shown[index], draw.colour(index), "dot") for index in range(grid.shape[2])]
 
 
-def _class_points(
-    points: tuple[Sequence[float], Sequence[float], Sequence[int]],
-    to_x: AxisScale,
-    to_y: AxisScale,
-    plain: bool,
-) -> str:
+def _class_points(chart: draw.Chart, by_class: Mapping[int, Points], plain: bool) -> Iterator[str]:
     """Points by class with a halo that lifts them off the picture; grey specks if plain."""
-    by_class: dict[int, list[tuple[float, float]]] = {}
-    for x, y, label in zip(*points, strict=True):
-        if to_x.low <= x <= to_x.high and to_y.low <= y <= to_y.high:
-            by_class.setdefault(0 if plain else int(label), []).append((float(x), float(y)))
     count = sum(len(row) for row in by_class.values())
     size = 4.4 if count <= 400 else 3.3 if count <= 2000 else 2.0
-    parts = []
     for label, row in sorted(by_class.items()):
-        path = dots(row, to_x, to_y)
+        path = dots(chart, row)
         if plain:
-            parts.append(f'<path class="dots c-ink faint" stroke-width="{size / 2}" d="{path}"/>')
+            yield draw.path("dots c-ink faint", path, f' stroke-width="{size / 2}"')
         else:
-            parts.append(f'<path class="halo" stroke-width="{size + 1.1:.1f}" d="{path}"/>')
-            parts.append(
-                f'<path class="dots {draw.colour(label)}" stroke-width="{size}" d="{path}"/>'
-            )
-    return "".join(parts)
-
-
-def _crosses(
-    points: tuple[Sequence[float], Sequence[float], Sequence[int]],
-    wrong: Sequence[bool],
-    to_x: AxisScale,
-    to_y: AxisScale,
-) -> str:
-    parts = [
-        f"M{draw.at(to_x(float(x)) - 4)} {draw.at(to_y(float(y)) - 4)}l8 8m0-8l-8 8"
-        for x, y, bad in zip(points[0], points[1], wrong, strict=True)
-        if bad and to_x.low <= x <= to_x.high and to_y.low <= y <= to_y.high
-    ]
-    return f'<path class="crosses" d="{"".join(parts)}"/>' if parts else ""
+            yield draw.path("halo", path, f' stroke-width="{size + 1.1:.1f}"')
+            yield draw.path(f"dots {draw.colour(label)}", path, f' stroke-width="{size}"')

@@ -1,14 +1,14 @@
 """One self-contained HTML page: no script, nothing fetched, light and dark."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbounded import atomic
+from unbounded.atomic import check_target as check_target
 from unbounded.report import svg
-from unbounded.report.svg import escape
+from unbounded.report.drawing import caption, escape
 
 
 @dataclass(frozen=True)
@@ -86,29 +86,10 @@ def table(
         + "</tr>"
         for row in rows
     )
-    caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
     return (
-        f'<figure class="chart">{caption}<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></figure>"
+        f'<figure class="chart">{caption(title)}<div class="scroll"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></figure>"
     )
-
-
-def check_target(path: str | Path) -> Path:
-    """The path, if a page could be written there; to be asked before the work is done.
-
-    Raises:
-        FileNotFoundError: if its folder does not exist.
-        IsADirectoryError: if it is a folder itself.
-        PermissionError: if nothing may be written there.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, the path of a page to write was expected")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise PermissionError(f"cannot write {path}: permission denied")
-    return path
 
 
 def write(path: str | Path, html: str) -> None:

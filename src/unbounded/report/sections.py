@@ -1,8 +1,8 @@
 """From a fitted model and its history to the sections of a page."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,15 +30,11 @@ def depth_posterior(model: "UDN") -> Section:
 
 
 def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
-    """q(ℓ) as bars, from the probabilities alone.
-
-    Args:
-        probs: q(first_depth), q(first_depth + 1), …
-        first_depth: the depth of the first one.
-    """
+    """q(ℓ) as bars, from the probabilities q(first_depth), q(first_depth + 1), … alone."""
     mean = sum(p * (first_depth + index) for index, p in enumerate(probs))
     mode = max(range(len(probs)), key=lambda index: probs[index])
-    low, high = _central(probs, 0.9)
+    low, high = (first_depth + index for index in _central(probs, 0.9))
+    middle = f"at depth {low}" if low == high else f"between depths {low} and {high}"
     start, stop = shown_range(probs, _MOST_BARS)
     figure = svg.bar_chart(
         probs[start:stop],
@@ -51,8 +47,8 @@ def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
     )
     text = (
         f"How deep the network should be, given the data. The most probable depth is "
-        f"{first_depth + mode}, the expected one {_depth(mean)}; the middle 90 % of the mass lies "
-        f"{_between(first_depth + low, first_depth + high)}. Predictions average over all of them."
+        f"{first_depth + mode}, the expected one {mean:{'.2f' if mean < 100 else ',.0f'}}; "
+        f"the middle 90 % of the mass lies {middle}. Predictions average over all of them."
     )
     if stop - start < len(probs):
         mass = 1 - sum(probs[start:stop]) / sum(probs)
@@ -65,34 +61,26 @@ def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
 
 def depth_over_time(history: "History") -> Section:
     """E[ℓ] and m over the epochs, with the births of layers marked."""
-    epochs = history["epoch"] if len(history) else []
-    series = (
-        {
-            "E[ℓ], expected depth": (epochs, history["depth_mean"]),
-            "m, the last depth with mass": (epochs, history["max_depth"]),
-        }
-        if len(history)
-        else {}
-    )
+    names = {"E[ℓ], expected depth": "depth_mean", "m, the last depth with mass": "max_depth"}
     births: dict[int, list[int]] = {}
     for row in history.births:
         births.setdefault(int(row["epoch"]), []).append(int(row["depth"]))
     figure = svg.line_chart(
-        series,
+        _series(history, names),
         title="Depth during training",
         x_label="epoch",
         y_label="depth",
-        marks=[(float(epoch), _run(depths)) for epoch, depths in sorted(births.items())],
+        marks=[(float(epoch), _range(*depths)) for epoch, depths in sorted(births.items())],
         mark_name="birth of a layer",
         steps=("m, the last depth with mass",),
         height=224.0,
     )
+    born = sum(len(depths) for depths in births.values())
     text = (
         "The network starts shallow. As training moves q(ℓ) towards deeper networks its support "
         "grows, and the layer that is missing is created in that very step."
     )
     if births:
-        born = sum(len(depths) for depths in births.values())
         text += (
             f" {'One layer was' if born == 1 else f'{born} layers were'} born on the way; "
             "each dashed line is a birth, the number above it the depth of the new layer."
@@ -100,37 +88,29 @@ def depth_over_time(history: "History") -> Section:
     else:
         text += " No layer was born in this run: the ones it began with were enough."
     if len(history) >= 20:
-        last = history["depth_mean"][-1]
-        before = history["depth_mean"][-1 - len(history) // 10]
-        text += (
-            f"\n\nOver the last tenth of the epochs E[ℓ] moved by {last - before:+.2f}".replace(
-                "-", "−"
-            )
-            + f", to {last:.2f}."
-        )
+        last, before = (history["depth_mean"][-1 - back] for back in (0, len(history) // 10))
+        moved = f"{last - before:+.2f}".replace("-", "−")
+        text += f"\n\nOver the last tenth of the epochs E[ℓ] moved by {moved}, to {last:.2f}."
     return Section("How depth was found", text, [figure], wide=True)
 
 
 def elbo_terms(history: "History") -> Section:
     """The terms of the ELBO as costs, on a logarithmic axis where all are positive."""
-    series: dict[str, svg.Series] = {}
-    log = False
-    if len(history):
-        epochs = history["epoch"]
-        series = {
-            "misfit, −E[log p(y | x, ℓ)]": (epochs, [-v for v in history["expected_log_lik"]]),
-            "weights, KL": (epochs, history["weight_kl"]),
-            "depth, KL": (epochs, history["depth_kl"]),
-            "−ELBO, their sum": (epochs, [-v for v in history["elbo"]]),
-        }
-        # A density can be above one: then the misfit is negative and the axis linear.
-        log = all(v > 0 for _, values in series.values() for v in values if math.isfinite(v))
+    names = {
+        "misfit, −E[log p(y | x, ℓ)]": "-expected_log_lik",
+        "weights, KL": "weight_kl",
+        "depth, KL": "depth_kl",
+        "−ELBO, their sum": "-elbo",
+    }
+    series = _series(history, names)
+    # A density can be above one: then the misfit is negative and the axis linear.
+    positive = (v > 0 for _, values in series.values() for v in values if math.isfinite(v))
     figure = svg.line_chart(
         series,
         title="What the ELBO is made of",
         x_label="epoch",
         y_label="nats, lower is better",
-        log_y=log,
+        log_y=len(history) > 0 and all(positive),
     )
     text = (
         "Training maximises the evidence lower bound: it trades the misfit to the data against "
@@ -144,15 +124,11 @@ def elbo_terms(history: "History") -> Section:
 
 def score_over_time(history: "History", score_name: str) -> Section:
     """The scores of the sets that were watched during training, epoch by epoch."""
-    names = [c for c in history.columns if c.endswith(f"_{score_name}")]
-    series = {
-        _SETS.get(name.removesuffix(f"_{score_name}"), name): (history["epoch"], history[name])
-        for name in names
-    }
+    end = f"_{score_name}"
+    names = {_SETS.get(c.removesuffix(end), c): c for c in history.columns if c.endswith(end)}
     label = _label(score_name)
-    figure = svg.line_chart(
-        series, title=f"{_capital(label)} during training", x_label="epoch", y_label=label
-    )
+    title, series = f"{_capital(label)} during training", _series(history, names)
+    figure = svg.line_chart(series, title=title, x_label="epoch", y_label=label)
     return Section(
         f"{_capital(label)} over time",
         "After every epoch the mixture over depths is scored on rows that it was not trained on. "
@@ -204,12 +180,7 @@ def decision_boundary(
 ) -> Section:
     """Class probabilities of the mixture over the plane of two inputs, with points over it.
 
-    Args:
-        model: a classifier of two inputs.
-        x: points to draw, `(rows, 2)`.
-        y: their classes, `(rows,)`.
-        names: of the two inputs.
-        classes: names of the classes.
+    The points are x, `(rows, 2)`, with classes y, `(rows,)`; `names` are those of the inputs.
     """
     if x.dim() != 2 or x.shape[1] != 2:
         raise ValueError(f"a decision boundary needs two inputs, got {tuple(x.shape)}")
@@ -226,28 +197,21 @@ def decision_boundary(
         )
     labels = y.detach().cpu()
     wrong = drawn.classes.cpu() != labels
-    extent = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
-    drawn_points = (points[:, 0].tolist(), points[:, 1].tolist(), labels.tolist())
-    x_label, y_label = names[0] or "first input", names[1] or "second input"
-    boundary = svg.heatmap(
-        field.probs.reshape(_GRID, _GRID, -1).double().cpu().numpy(),
-        extent,
-        drawn_points,
-        title="Decision boundary",
-        x_label=x_label,
-        y_label=y_label,
-        names=classes,
-        wrong=wrong.tolist(),
-    )
-    disagreement = svg.heatmap(
-        depth_information(field).reshape(_GRID, _GRID).double().cpu().numpy(),
-        extent,
-        drawn_points,
-        title="Where depths disagree",
-        x_label=x_label,
-        y_label=y_label,
-        names=["nats"],
-    )
+
+    def drawn_map(values: Tensor, title: str, names_: Sequence[str], **options: Any) -> str:
+        return svg.heatmap(
+            values.reshape(_GRID, _GRID, *values.shape[1:]).double().cpu().numpy(),
+            (float(low[0]), float(high[0]), float(low[1]), float(high[1])),
+            (points[:, 0].tolist(), points[:, 1].tolist(), labels.tolist()),
+            title=title,
+            x_label=names[0] or "first input",
+            y_label=names[1] or "second input",
+            names=names_,
+            **options,
+        )
+
+    boundary = drawn_map(field.probs, "Decision boundary", classes, wrong=wrong.tolist())
+    disagreement = drawn_map(depth_information(field), "Where depths disagree", ["nats"])
     text = (
         "Where the network sees which class, and how surely: pale means undecided. The points "
         f"are {len(labels):,} rows that it was not trained on.\n\n"
@@ -265,6 +229,17 @@ def depth_information(prediction: ClassPrediction) -> Tensor:
     mixture = prediction.log_probs.double()
     outer = -(mixture.exp() * mixture).sum(-1)
     return (outer - q @ inner).clamp_min(0.0)
+
+
+def _series(history: "History", columns: Mapping[str, str]) -> dict[str, svg.Series]:
+    """Columns over the epochs by their names; a minus before a column turns its sign."""
+    if not len(history):
+        return {}
+    epochs, series = history["epoch"], {}
+    for name, column in columns.items():
+        values = history[column.removeprefix("-")]
+        series[name] = (epochs, [-v for v in values] if column[0] == "-" else values)
+    return series
 
 
 _SETS = {"val": "validation", "test": "test", "train": "training"}
@@ -293,14 +268,6 @@ def _central(probs: Sequence[float], mass: float) -> tuple[int, int]:
     return low, high
 
 
-def _depth(mean: float) -> str:
-    return f"{mean:.2f}" if mean < 100 else f"{mean:,.0f}"
-
-
-def _between(low: int, high: int) -> str:
-    return f"at depth {low}" if low == high else f"between depths {low} and {high}"
-
-
-def _run(depths: Sequence[int]) -> str:
+def _range(*depths: int) -> str:
     low, high = min(depths), max(depths)
     return str(low) if low == high else f"{low}–{high}"

@@ -47,17 +47,16 @@ def depth_bars(probs: Sequence[float], first_depth: int = 1, width: int = 40) ->
     lines = [f"{'depth':>{column}}  q(ℓ)"]
     for name, p in rows:
         lines.append(f"{name:>{column}}  {p:.3f}  {_bar(p / largest * width)}".rstrip())
-    note = _note(values, first_depth, start, stop, size)
-    return "\n".join([*lines, note] if note else lines)
+    notes = [f"{size} depths a line"] if size > 1 else []
+    if stop - start < len(values):
+        hidden, mass = len(values) - (stop - start), sum(values[:start]) + sum(values[stop:])
+        among = f"{first_depth}–{first_depth + len(values) - 1}"
+        notes.append(f"{hidden} of the depths {among} not shown, together {mass:.1e}")
+    return "\n".join([*lines, f"({'; '.join(notes)})"] if notes else lines)
 
 
 def shown_range(probs: Sequence[float], at_most: int) -> tuple[int, int]:
-    """The indices `start, stop` worth showing: all of them, or all but two thin tails.
-
-    Args:
-        probs: a distribution.
-        at_most: how many there may be before tails are left out.
-    """
+    """The indices `start, stop` worth showing: all `at_most` of them, or all but thin tails."""
     if len(probs) <= at_most:
         return 0, len(probs)
     total = sum(probs)
@@ -94,17 +93,3 @@ def _bar(length: float) -> str:
         eighths = 1
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (_EIGHTHS[rest] if rest else "")
-
-
-def _note(values: Sequence[float], first: int, start: int, stop: int, size: int) -> str:
-    notes = []
-    if size > 1:
-        notes.append(f"{size} depths a line")
-    hidden = len(values) - (stop - start)
-    if hidden:
-        mass = sum(values[:start]) + sum(values[stop:])
-        notes.append(
-            f"{hidden} of the depths {first}–{first + len(values) - 1} not shown, "
-            f"together {mass:.1e}"
-        )
-    return f"({'; '.join(notes)})" if notes else ""

@@ -162,11 +162,7 @@ class Profile:
             self.levels = None
 
     def column(self, *, category: bool = False, keep: bool = False) -> Column:
-        """What the column is.
-
-        Args:
-            category: the user says that its numbers are names.
-            keep: the user says that it is no identifier.
+        """What the column is; the user may say that its numbers are names, or that it is no id.
 
         Raises:
             TableError: on infinite values, or text in a column of numbers.
@@ -174,9 +170,7 @@ class Profile:
         distinct = None if self.levels is None else len(self.levels)
 
         def found(kind: str, why: str = "", **more: Any) -> Column:
-            return Column(
-                self.name, kind, self.rows, self.missing, distinct=distinct, why=why, **more
-            )
+            return Column(self.name, kind, self.rows, self.missing, distinct, why=why, **more)
 
         if self.present == 0:
             return found("dropped", "all values are missing")
@@ -245,11 +239,7 @@ def profile(
     columns: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Profile]:
-    """A profile of each column, from one pass over the file.
-
-    Raises:
-        TableError: if there are no rows.
-    """
+    """A profile of each column, from one pass over the file; a TableError without rows."""
     names = list(table.names if columns is None else columns)
     profiles = {name: Profile(name) for name in names}
     for start, frame in table.chunks(names, progress=progress):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.tables.text import count_of
 from unbounded.tables.values import Floats
 
 Codes = NDArray[np.int32]
@@ -24,7 +25,8 @@ _FOLDS = 5
 _HUGE = 1e150  # beyond this a difference of two numbers, or a square, may overflow
 _MIN_LIMIT = 10.0
 _YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
-_MONDAY = 4 * 86400  # 1970 began on a Thursday: weeks are counted from the Monday after
+# Length and start; 1970 began on a Thursday: weeks are counted from the Monday after.
+_CYCLES = {"year": (_YEAR, 0), "week": (_WEEK, 4 * _DAY), "day": (_DAY, 0)}
 
 
 class Coded(NamedTuple):
@@ -50,17 +52,30 @@ class Encoder(ABC):
 
     kind: ClassVar[str]
 
+    @classmethod
     @abstractmethod
-    def names(self, column: str) -> list[str]:
-        """The names of the numbers that it gives."""
+    def fit(cls, values: Any, response: Response | None = None) -> "Encoder":
+        """From the values of the training rows, `(rows,)`, as the column's kind reads them."""
 
     @abstractmethod
-    def uses(self) -> str:
-        """What the model sees of the column, for people."""
+    def parts(self) -> dict[str, list[str]]:
+        """What the model sees, in words ↦ how the names of these numbers end."""
 
     @abstractmethod
     def transform(self, values: Any) -> NDArray[np.float32]:
         """`(rows,)` values, as the column's kind reads them, to `(rows, width)`."""
+
+    def fit_transform(self, values: Any, response: Response | None) -> NDArray[np.float32]:
+        """The training rows themselves."""
+        return self.transform(values)
+
+    def names(self, column: str) -> list[str]:
+        """The names of the numbers that it gives."""
+        return [column + ending for endings in self.parts().values() for ending in endings]
+
+    def uses(self) -> str:
+        """What the model sees of the column, for people."""
+        return " + ".join(self.parts())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the kind."""
@@ -118,49 +133,53 @@ class NumberEncoder(Encoder):
     """One number, and whether it is missing if it ever was."""
 
     kind: ClassVar[str] = "number"
+    word: ClassVar[str] = "scaled"
     scale: Scale
     indicator: bool
 
     @classmethod
-    def fit(cls, values: Floats) -> "NumberEncoder":
-        """From the training rows, `(rows,)`."""
+    def fit(cls, values: Floats, response: Response | None = None) -> "NumberEncoder":
+        """The scale, and whether values are missing."""
         return cls(Scale.fit(values), bool(np.isnan(values).any()))
 
-    def names(self, column: str) -> list[str]:
-        """The column, and whether it is missing."""
-        return [column, f"{column} (missing)"] if self.indicator else [column]
-
-    def uses(self) -> str:
-        """How the number is scaled, and whether missing values are told."""
-        parts = ["scaled, heavy tails drawn in" if self.scale.heavy else "scaled"]
-        return " + ".join([*parts, *(["missing"] if self.indicator else [])])
+    def parts(self) -> dict[str, list[str]]:
+        """The number, its cycles, and whether it is missing."""
+        tails = ", heavy tails drawn in" if self.kind == "number" and self.scale.heavy else ""
+        cycles = {f"{name} cycle": [f" ({name}, sin)", f" ({name}, cos)"] for name in self.rounds()}
+        missing = {"missing": [" (missing)"]} if self.indicator else {}
+        return {self.word + tails: [""], **cycles, **missing}
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
-        """`(rows,)` → `(rows, 1 or 2)`."""
-        parts = [self.scale.transform(values)]
-        if self.indicator:
-            parts.append(np.isnan(values).astype(np.float64))
-        return np.stack(parts, 1).astype(np.float32)
+        """`(rows,)` → `(rows, width)`; where nothing stands, the cycles are 0."""
+        missing = np.isnan(values)
+        columns = [self.scale.transform(values)]
+        for name in self.rounds():
+            length, start = _CYCLES[name]
+            angle = 2 * np.pi * ((np.where(missing, 0, values) - start) % length) / length
+            columns += [np.where(missing, 0, wave(angle)) for wave in (np.sin, np.cos)]
+        columns += [missing] if self.indicator else []
+        return np.stack(columns, 1).astype(np.float32)
+
+    def rounds(self) -> list[str]:
+        """The cycles whose sine and cosine go along: a date has some."""
+        return []
 
 
 class BooleanEncoder(NumberEncoder):
     """Yes or no as a number; what is missing becomes the share of yes."""
 
     kind: ClassVar[str] = "boolean"
+    word: ClassVar[str] = "yes or no"
 
     @classmethod
-    def fit(cls, values: Floats) -> "BooleanEncoder":
-        """From the training rows, `(rows,)` of 0, 1 and NaN."""
+    def fit(cls, values: Floats, response: Response | None = None) -> "BooleanEncoder":
+        """From 0, 1 and NaN."""
         share = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
         sd = math.sqrt(share * (1 - share))
-        scale = Scale(centre=share, spread=sd if sd > 0 else 1.0)
         # A rare yes lies far out: at 1/√share.
-        scale.limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
+        limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
+        scale = Scale(centre=share, spread=sd if sd > 0 else 1.0, limit=limit)
         return cls(scale, bool(np.isnan(values).any()))
-
-    def uses(self) -> str:
-        """Whether missing values are told."""
-        return "yes or no + missing" if self.indicator else "yes or no"
 
 
 @dataclass
@@ -169,13 +188,14 @@ class PresenceEncoder(Encoder):
 
     kind: ClassVar[str] = "text"
 
-    def names(self, column: str) -> list[str]:
-        """Whether the column is missing."""
-        return [f"{column} (missing)"]
+    @classmethod
+    def fit(cls, values: Floats, response: Response | None = None) -> "PresenceEncoder":
+        """There is nothing to learn."""
+        return cls()
 
-    def uses(self) -> str:
-        """Nothing but whether it is there."""
-        return "whether it is there"
+    def parts(self) -> dict[str, list[str]]:
+        """Whether it is missing."""
+        return {"whether it is there": [" (missing)"]}
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
         """`(rows,)`, NaN where nothing stands → `(rows, 1)`."""
@@ -183,52 +203,32 @@ class PresenceEncoder(Encoder):
 
 
 @dataclass
-class DateEncoder(Encoder):
+class DateEncoder(NumberEncoder):
     """The time itself, and sine and cosine of its place in the year, the week and the day."""
 
     kind: ClassVar[str] = "date"
-    scale: Scale
+    word: ClassVar[str] = "time"
     cycles: list[str]
-    indicator: bool
 
     @classmethod
-    def fit(cls, seconds: Floats) -> "DateEncoder":
-        """From the training rows, `(rows,)` of seconds since 1970.
+    def fit(cls, values: Floats, response: Response | None = None) -> "DateEncoder":
+        """From seconds since 1970.
 
         A cycle counts if the rows go through at least a good half of it: the year from 200 days,
         the week from 5 days, the day if there is a time of day at all.
         """
-        there = seconds[~np.isnan(seconds)]
+        there = values[~np.isnan(values)]
         cycles = []
         if there.size:
             span = float(there.max() - there.min())
-            times = bool((there % _DAY != there[0] % _DAY).any())
             reach = (("year", 200 * _DAY), ("week", 5 * _DAY))
             cycles = [name for name, least in reach if span >= least]
-            cycles += ["day"] if times else []
-        return cls(Scale.fit(seconds), cycles, bool(np.isnan(seconds).any()))
+            cycles += ["day"] if (there % _DAY != there[0] % _DAY).any() else []
+        return cls(Scale.fit(values), bool(np.isnan(values).any()), cycles)
 
-    def names(self, column: str) -> list[str]:
-        """The time, the cycles' sines and cosines, and whether it is missing."""
-        cycles = [f"{column} ({name}, {part})" for name in self.cycles for part in ("sin", "cos")]
-        return [column, *cycles, *([f"{column} (missing)"] if self.indicator else [])]
-
-    def uses(self) -> str:
-        """The time and its cycles."""
-        cycles = [f"{name} cycle" for name in self.cycles]
-        return " + ".join(["time", *cycles, *(["missing"] if self.indicator else [])])
-
-    def transform(self, seconds: Floats) -> NDArray[np.float32]:
-        """`(rows,)` → `(rows, width)`; where nothing stands, the cycles are 0."""
-        missing = np.isnan(seconds)
-        parts = [self.scale.transform(seconds)]
-        for name in self.cycles:
-            length, start = {"year": (_YEAR, 0), "week": (_WEEK, _MONDAY), "day": (_DAY, 0)}[name]
-            angle = 2 * np.pi * ((np.where(missing, 0, seconds) - start) % length) / length
-            parts += [np.where(missing, 0, np.sin(angle)), np.where(missing, 0, np.cos(angle))]
-        if self.indicator:
-            parts.append(missing.astype(np.float64))
-        return np.stack(parts, 1).astype(np.float32)
+    def rounds(self) -> list[str]:
+        """Those that the training rows went through."""
+        return self.cycles
 
 
 @dataclass
@@ -251,6 +251,10 @@ class CategoryEncoder(Encoder):
     means: "dict[str, list[float]]" = field(default_factory=dict)
     """Level to the target's means there; "" is not a level, and stands for all others."""
 
+    def __post_init__(self) -> None:
+        if len(self.shares) != len(self.levels) + self.other:
+            raise ValueError("shares and levels of a category do not fit")
+
     @classmethod
     def fit(cls, values: Coded, response: Response | None = None) -> "CategoryEncoder":
         """From the training rows; with the response, means for many levels."""
@@ -270,35 +274,25 @@ class CategoryEncoder(Encoder):
         shares = [count / max(there.size, 1) for count in places]
         encoder = cls([names[i] for i in kept], shares, pooled > 0, missing)
         if many and response is not None:
-            table = _smoothed_means(codes, response.values, len(names))
-            rest = response.values.mean(0)
-            encoder.means = {"": rest.tolist()}
-            for i in order[:_MAX_MEANS]:
-                encoder.means[names[i]] = table[i].tolist()
+            table = _smoothed_means(codes, response.values, len(names)).tolist()
+            encoder.means = {"": response.values.mean(0).tolist()}
+            encoder.means |= {names[i]: table[i] for i in order[:_MAX_MEANS]}
         return encoder
 
     def fit_transform(self, values: Coded, response: Response | None) -> NDArray[np.float32]:
         """The training rows, each with means to which its own target did not contribute."""
         encoded = self.transform(values)
         if self.means and response is not None:
-            width = response.values.shape[1]
-            encoded[:, -width:] = _out_of_fold(values, response)
+            encoded[:, -response.values.shape[1] :] = _out_of_fold(values, response)
         return encoded
 
-    def names(self, column: str) -> list[str]:
+    def parts(self) -> dict[str, list[str]]:
         """The levels, what they do not cover, and the means."""
-        names = [f"{column}={level}" for level in self.levels]
-        names += [f"{column} (other)"] if self.other else []
-        names += [f"{column} (missing)"] if self.missing else []
-        width = len(self.means[""]) if self.means else 0
-        return names + [f"{column} (mean of target {i + 1})" for i in range(width)]
-
-    def uses(self) -> str:
-        """How many levels have a place, and what else there is."""
-        parts = [f"{len(self.levels)} level{'' if len(self.levels) == 1 else 's'}"]
-        parts += ["other"] if self.other else []
-        parts += ["missing"] if self.missing else []
-        return " + ".join([*parts, *(["mean of target"] if self.means else [])])
+        parts = {count_of(len(self.levels), "level"): [f"={level}" for level in self.levels]}
+        parts |= {"other": [" (other)"]} if self.other else {}
+        parts |= {"missing": [" (missing)"]} if self.missing else {}
+        means = [f" (mean of target {i + 1})" for i in range(len(self.means.get("", ())))]
+        return parts | ({"mean of target": means} if means else {})
 
     def transform(self, values: Coded) -> NDArray[np.float32]:
         """Texts as codes `(rows,)` → `(rows, width)`."""
@@ -324,31 +318,20 @@ class CategoryEncoder(Encoder):
             table = np.concatenate([table, np.array([*means, rest], np.float32)], 1)
         return table[values.codes].astype(np.float32)
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> "CategoryEncoder":
-        """Rebuilt, with the lengths checked against one another."""
-        encoder = cls(**fields)
-        if len(encoder.shares) != len(encoder.levels) + encoder.other:
-            raise ValueError("shares and levels of a category do not fit")
-        return encoder
+
+ENCODERS: dict[str, type[Encoder]] = {
+    cls.kind: cls
+    for cls in (NumberEncoder, BooleanEncoder, PresenceEncoder, DateEncoder, CategoryEncoder)
+}
 
 
 def encoder_from_dict(data: dict[str, Any]) -> Encoder:
-    """What `to_dict` described. Knows these kinds and no others.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it is not such a description.
-    """
+    """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
     fields = dict(data)
     kind = fields.pop("kind")
     if "scale" in fields:
         fields["scale"] = Scale(**fields["scale"])
-    if kind == "category":
-        return CategoryEncoder.from_fields(fields)
-    known: dict[str, type[Encoder]] = {
-        cls.kind: cls for cls in (NumberEncoder, BooleanEncoder, PresenceEncoder, DateEncoder)
-    }
-    return known[kind](**fields)
+    return ENCODERS[kind](**fields)
 
 
 def _smoothed_means(codes: Codes, response: Floats, levels: int) -> Floats:
@@ -356,13 +339,7 @@ def _smoothed_means(codes: Codes, response: Floats, levels: int) -> Floats:
     there = codes >= 0
     overall = response.mean(0)
     counts = np.bincount(codes[there], minlength=levels).astype(np.float64)
-    sums = np.stack(
-        [
-            np.bincount(codes[there], weights=response[there, i], minlength=levels)
-            for i in range(response.shape[1])
-        ],
-        1,
-    )
+    sums = np.stack([np.bincount(codes[there], y, levels) for y in response[there].T], 1)
     means: Floats = (sums + _SMOOTHING * overall) / (counts + _SMOOTHING)[:, None]
     return means
 

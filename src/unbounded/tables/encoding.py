@@ -9,20 +9,10 @@ from numpy.typing import NDArray
 
 from unbounded.tables import values as read
 from unbounded.tables.columns import Column
-from unbounded.tables.encoders import (
-    BooleanEncoder,
-    CategoryEncoder,
-    Coded,
-    DateEncoder,
-    Encoder,
-    NumberEncoder,
-    PresenceEncoder,
-    Response,
-    encoder_from_dict,
-)
+from unbounded.tables.encoders import ENCODERS, Coded, Encoder, Response, encoder_from_dict
 from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.target import Target
-from unbounded.tables.text import closest, shorten
+from unbounded.tables.text import closest
 from unbounded.tables.values import Floats
 
 Matrix = NDArray[np.float32]
@@ -50,22 +40,15 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
         values, bad = read.numbers(series)
         bad = bad | np.isinf(values)
         expected = "a finite number was expected"
-    if bad.any():
-        at = int(bad.argmax())
-        raise TableError(
-            f"column {column.name!r} holds {shorten(series.iloc[at])!r} in row "
-            f"{start + at + 1}: {expected}"
-        )
-    return values
+    return read.checked(values, bad, series, start, f"column {column.name!r}", expected)
 
 
 class Store:
-    """The values of a whole table, column by column, at 4 to 8 bytes a cell."""
+    """The values of all rows of a table that have a target, at 4 to 8 bytes a cell."""
 
     def __init__(self, columns: Sequence[Column], target: Target):
         self.columns = [column for column in columns if column.is_used]
         self.target = target
-        self.rows = 0
         self._parts: dict[str, list[Any]] = {column.name: [] for column in self.columns}
         self._levels: dict[str, dict[str, int]] = {column.name: {} for column in self.columns}
         self._target_parts: list[Floats] = []
@@ -78,28 +61,22 @@ class Store:
         target: Target,
         progress: Callable[[int], None] | None = None,
     ) -> "Store":
-        """All rows of a table that have a target."""
+        """Read, chunk by chunk."""
         store = cls(columns, target)
         names = [*(column.name for column in store.columns), target.name]
         for start, frame in table.chunks(names, progress=progress):
-            store.append(frame, start)
+            y = target.read(frame[target.name], start)
+            keep = ~np.isnan(y)
+            store._target_parts.append(y[keep])
+            for column in store.columns:
+                values: Any = parse(column, frame[column.name], start)
+                if isinstance(values, Coded):
+                    known = store._levels[column.name]
+                    ids = [known.setdefault(level, len(known)) for level in values.levels]
+                    # −1, missing, stays −1.
+                    values = np.array([*ids, -1], np.int32)[values.codes]
+                store._parts[column.name].append(values[keep])
         return store
-
-    def append(self, frame: Any, start: int) -> None:
-        """The rows of a chunk that have a target."""
-        y = self.target.read(frame[self.target.name], start)
-        keep = ~np.isnan(y)
-        self._target_parts.append(y[keep])
-        for column in self.columns:
-            values = parse(column, frame[column.name], start)
-            if isinstance(values, Coded):
-                known = self._levels[column.name]
-                ids = [known.setdefault(level, len(known)) for level in values.levels]
-                table = np.array([*ids, -1], np.int32)  # −1, missing, stays −1
-                self._parts[column.name].append(table[values.codes[keep]])
-            else:
-                self._parts[column.name].append(values[keep])
-        self.rows += int(keep.sum())
 
     @property
     def y(self) -> Floats:
@@ -135,17 +112,10 @@ class Encoding:
     def fit(
         cls, store: Store, columns: Sequence[Column], rows: Any, missing: Sequence[str], seed: int
     ) -> tuple["Encoding", Matrix]:
-        """Learn from the training rows; also gives these, encoded.
+        """Learn from the training rows (indices into the store); also gives these, encoded.
 
-        Args:
-            store: the table.
-            columns: all of them, also those that are dropped.
-            rows: the indices of the training rows.
-            missing: texts that stand for a missing value.
-            seed: of the folds for the means of the target.
-
-        Raises:
-            TableError: if there is nothing to learn from.
+        The columns are all of them, also those that are dropped; the seed is that of the folds
+        for the means of the target. A TableError if no column is left to learn from.
         """
         if not store.columns:
             reasons = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
@@ -157,13 +127,8 @@ class Encoding:
         parts = []
         for column in store.columns:
             values = store.values(column, rows)
-            if isinstance(values, Coded):
-                category = CategoryEncoder.fit(values, response)
-                encoders[column.name] = category
-                parts.append(category.fit_transform(values, response))
-            else:
-                encoders[column.name] = encoder = _numeric_encoder(column.kind, values)
-                parts.append(encoder.transform(values))
+            encoder = encoders[column.name] = ENCODERS[column.kind].fit(values, response)
+            parts.append(encoder.fit_transform(values, response))
         return cls(list(columns), encoders, tuple(missing)), np.concatenate(parts, 1)
 
     @property
@@ -179,16 +144,23 @@ class Encoding:
     @property
     def slices(self) -> dict[str, slice]:
         """Which columns of the matrix a column of the table became."""
-        slices, start = {}, 0
-        for column in self.used:
-            width = len(self.encoders[column.name].names(column.name))
-            slices[column.name] = slice(start, start + width)
-            start += width
-        return slices
+        widths = [len(self.encoders[column.name].names(column.name)) for column in self.used]
+        ends = np.cumsum(widths).tolist()
+        return {c.name: slice(e - w, e) for c, w, e in zip(self.used, widths, ends, strict=True)}
 
-    def use_of(self, column: Column) -> str:
-        """What the model sees of a column, or why it sees nothing: a line of a listing."""
-        return self.encoders[column.name].uses() if column.is_used else f"– {column.why}"
+    def listing(self) -> list[dict[str, Any]]:
+        """What each column is, and what the model sees of it or why it sees nothing."""
+        return [
+            {
+                "name": column.name,
+                "kind": column.kind,
+                "missing": column.missing,
+                "values": column.summary(),
+                "used_as": self.encoders[column.name].uses() if column.is_used else None,
+                "why": column.why or None,
+            }
+            for column in self.columns
+        ]
 
     def transform(self, values: Callable[[Column], Values]) -> Matrix:
         """The matrix `(rows, features)` from the values of each used column."""
@@ -226,27 +198,13 @@ class Encoding:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Encoding":
-        """What `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not such a description.
-        """
+        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
         columns = [Column(**column) for column in data["columns"]]
         encoders = {name: encoder_from_dict(d) for name, d in data["encoders"].items()}
         for column in columns:
             if column.is_used and encoders[column.name].kind != column.kind:
                 raise ValueError(f"column {column.name!r} has an encoder of another kind")
         return cls(columns, encoders, tuple(str(text) for text in data["missing"]))
-
-
-def _numeric_encoder(kind: str, values: Floats) -> Encoder:
-    if kind == "date":
-        return DateEncoder.fit(values)
-    if kind == "boolean":
-        return BooleanEncoder.fit(values)
-    if kind == "text":
-        return PresenceEncoder()
-    return NumberEncoder.fit(values)
 
 
 def _response(y: Floats, target: Target) -> Floats:

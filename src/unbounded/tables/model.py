@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.files import FileError, read_header
+from unbounded.files import FileError, read_header, rebuilding
 from unbounded.tables.encoding import Encoding, Matrix
 from unbounded.tables.predictions import ByDepth
 from unbounded.tables.prepare import Examples, PreparedTable, prepare
@@ -32,6 +32,9 @@ class TableModel:
     """A network that predicts one column of a table from the others.
 
     Numbers, categories, yes/no, dates and missing values are understood; the depth is inferred.
+    Tables are paths of CSV, TSV or Parquet files, plain or gzipped, pandas or polars frames, or
+    what `open` gives. A `TableError` says which column is missing or holds what cannot be read;
+    `progress=True` draws a progress bar on standard error.
 
     Attributes:
         estimator: a fitted `UDNClassifier` or `UDNRegressor`, over encoded rows.
@@ -75,8 +78,7 @@ class TableModel:
         Ctrl-C ends training early and keeps the best epoch.
 
         Args:
-            table: the path of a CSV, TSV or Parquet file, plain or gzipped, or a pandas or
-                polars frame.
+            table: a path or a frame.
             target: the column to predict.
             task: "classification" or "regression"; by default `RULE` decides.
             drop: columns to leave out.
@@ -90,7 +92,6 @@ class TableModel:
             references: also score a linear model and gradient boosting on the held-out rows.
             delimiter: between the fields of a text file; told from the header by default.
             encoding: of a text file; UTF-8 by default.
-            progress: True draws progress bars on standard error.
             estimator_options: other arguments of `UDNClassifier` or `UDNRegressor`, such as
                 `width`, `epochs`, `lr` or `n_members`.
 
@@ -98,20 +99,12 @@ class TableModel:
             TableError: if nothing can be learnt from the table.
             ValueError: if an argument is out of its range.
         """
-        data = prepare(
-            Table(table, delimiter=delimiter, encoding=encoding, missing=missing),
-            target,
-            task=task,
-            drop=drop,
-            category=category,
-            keep=keep,
-            seed=seed,
-            held_out=held_out,
-            max_rows=max_rows,
-            progress=progress,
-        )
-        options = {"device": device, **estimator_options}
-        model = cls.train(data, seed=seed, progress=progress, **options)
+        opened = Table(table, delimiter=delimiter, encoding=encoding, missing=missing)
+        columns: dict[str, Any] = {"drop": drop, "category": category, "keep": keep}
+        rows: dict[str, Any] = {"held_out": held_out, "max_rows": max_rows}
+        common: dict[str, Any] = {"seed": seed, "progress": progress}
+        data = prepare(opened, target, task=task, **columns, **rows, **common)
+        model = cls.train(data, device=device, **common, **estimator_options)
         model.score_held_out(data, references=references)
         return model
 
@@ -131,14 +124,9 @@ class TableModel:
             "verbose": int(bool(progress)),
             **estimator_options,
         }
-        model = cls(_fit_estimator(data, options), data.encoding, data.target)
-        model.info = {
-            "table": data.table.name,
-            "rows": len(data.train.y),
-            "held_out_rows": len(data.held_out.y),
-            "seed": seed,
-        }
-        return model
+        rows = {"rows": len(data.train.y), "held_out_rows": len(data.held_out.y)}
+        info = {"table": data.table.name, **rows, "seed": seed}
+        return cls(_fit_estimator(data, options), data.encoding, data.target, info)
 
     def score_held_out(self, data: PreparedTable, *, references: bool = True) -> None:
         """Put the scores on held-out rows into `info`, with what a page shows of them.
@@ -173,14 +161,10 @@ class TableModel:
         number "mean", "sd", "lower" and "upper". A pandas frame's index is kept.
 
         Args:
-            table: a path, a frame or what `open` gives, with the columns of the training table
-                in any order.
+            table: with the columns of the training table in any order.
             interval: probability of the interval from "lower" to "upper".
             parts: also give how much of the uncertainty is noise and how much is disagreement
                 between depths.
-
-        Raises:
-            TableError: if a column is missing or holds something that cannot be read.
         """
         pd = pandas()
         pieces = self.predict_chunks(table, interval=interval, parts=parts)
@@ -205,9 +189,6 @@ class TableModel:
 
         For classes "accuracy", "log_score", "brier", "ece" and "aurc"; for a number "rmse",
         "mae", "r2", "nll", "crps", "coverage_50", "coverage_90" and "coverage_95".
-
-        Raises:
-            TableError: if the target or another column is missing or cannot be read.
         """
         scores: dict[str, float] = self.summarize(table)["scores"]
         return scores
@@ -218,12 +199,8 @@ class TableModel:
         """All that a page shows of rows whose target is known, as plain data.
 
         Args:
-            table: a path, a frame or what `open` gives, with the target.
+            table: with the target.
             importance: also give the importance of the columns, from up to 1,000 of the rows.
-            progress: True draws a progress bar on standard error.
-
-        Raises:
-            TableError: if the target or another column is missing or cannot be read.
         """
         table, target = self.open(table), self.target
         if target.name not in table.names:
@@ -263,10 +240,6 @@ class TableModel:
             path: of the page; replaced if it is there.
             table: rows to score on, with the target. Without it the page shows what `fit` saw
                 on the rows that it held out.
-            progress: True draws a progress bar on standard error.
-
-        Raises:
-            TableError: if the target or another column is missing or cannot be read.
         """
         from unbounded.report.page import check_target, write
         from unbounded.tables.pages import model_page
@@ -284,23 +257,12 @@ class TableModel:
         """What the model predicts from what, its depth, its training and scores: plain data."""
         estimator, held_out = self.estimator, self.info.get("held_out", {})
         histories = (estimator.history_, estimator.refit_history_)
-        columns = [
-            {
-                "name": column.name,
-                "kind": column.kind,
-                "missing": column.missing,
-                "values": column.summary(),
-                "used_as": self.encoding.encoders[column.name].uses() if column.is_used else None,
-                "why": column.why or None,
-            }
-            for column in self.encoding.columns
-        ]
         return {
             "task": self.target.task,
             "target": self.target.name,
             "classes": self.target.classes or None,
             "rows": {"train": self.info["rows"], "held_out": self.info["held_out_rows"]},
-            "columns": columns,
+            "columns": self.encoding.listing(),
             "depth": {
                 "probs": estimator.depth_probs_,
                 "mean": estimator.depth_mean_,
@@ -345,19 +307,16 @@ class TableModel:
                 f"{path} holds a model, but not one that `unbounded fit` made: "
                 "it knows of no columns"
             )
-        if data.get("version") != VERSION:
-            raise FileError(
-                f"{path} describes its table in version {data.get('version')!r}, "
-                f"this program reads version {VERSION}"
-            )
+        version = data.get("version")
+        if version != VERSION:
+            described = f"{path} describes its table in version {version!r}"
+            raise FileError(f"{described}, this program reads version {VERSION}")
         estimator = load(path, device=device)
-        try:
+        with rebuilding(path, "has a damaged description of its table"):
             encoding = Encoding.from_dict(data["encoding"])
             target = Target.from_dict(data["target"])
             info = dict(data["info"])
             width = len(encoding.feature_names)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FileError(f"{path} has a damaged description of its table: {error}") from None
         if width != estimator.n_features_in_:
             raise FileError(
                 f"{path} is damaged: its table makes {width} numbers, its model takes "
@@ -368,15 +327,12 @@ class TableModel:
     def open(self, table: Any, delimiter: str | None = None, encoding: str | None = None) -> Table:
         """The table at a path or in a frame; what meant "missing" in training means it here.
 
-        Args:
-            table: a path or a frame; a `Table` is given back as it is.
-            delimiter: between the fields of a text file; told from the header by default.
-            encoding: of a text file; UTF-8 by default.
+        A `Table` is given back as it is; its class tells of the other arguments.
         """
         if isinstance(table, Table):
             return table
-        missing = self.encoding.missing
-        return Table(table, delimiter=delimiter, encoding=encoding, missing=missing)
+        options = {"delimiter": delimiter, "encoding": encoding}
+        return Table(table, missing=self.encoding.missing, **options)
 
     def by_depth(self, x: NDArray[Any]) -> ByDepth:
         """What every depth predicts for encoded rows `(rows, features)`."""

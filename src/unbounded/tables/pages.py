@@ -6,7 +6,6 @@ from typing import Any
 from unbounded.report import page, sections, svg
 from unbounded.report.page import Section
 from unbounded.tables.model import TableModel
-from unbounded.tables.references import NAMES
 from unbounded.tables.scores import score_rows
 from unbounded.tables.text import count_of
 
@@ -32,21 +31,20 @@ def model_page(
     found = found or info.get("held_out")
     # The history of the weights that the model has.
     history = estimator.refit_history_ or estimator.history_
-    parts = []
     if found:
-        parts.append(_scores(model, found, references, where))
-    parts.append(sections.depth_posterior(estimator.model_))
-    if found:
-        parts.append(_by_depth(found))
-    parts.append(sections.depth_over_time(history))
-    if found:
-        parts.append(_calibration(found))
-        if found.get("importance"):
-            parts.append(_importance(found["importance"], found["task"]))
-        parts.append(_uncertainty(found))
-        parts.append(_confusion(model, found) if "confusion" in found else _predicted(found))
-    if len(history):
-        parts.append(sections.elbo_terms(history))
+        parts = [
+            _scores(model, found, references, where),
+            sections.depth_posterior(estimator.model_),
+            _by_depth(found),
+            sections.depth_over_time(history),
+            _calibration(found),
+            *([_importance(found["importance"], found["task"])] if found.get("importance") else []),
+            _uncertainty(found),
+            _confusion(model, found) if "confusion" in found else _predicted(found),
+        ]
+    else:
+        parts = [sections.depth_posterior(estimator.model_), sections.depth_over_time(history)]
+    parts += [sections.elbo_terms(history)] if len(history) else []
     parts.append(_columns(model))
     return page.render(
         f"{model.target.name}, predicted from {count_of(len(model.encoding.used), 'column')}",
@@ -107,9 +105,7 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
 def _scores(
     model: TableModel, found: dict[str, Any], references: dict[str, Any], where: str
 ) -> Section:
-    rows = {"unbounded depth": found["scores"]}
-    rows |= {NAMES.get(name, name): values for name, values in references.items()}
-    (_, *headings), *body = score_rows(rows, model.target.is_classes)
+    (_, *headings), *body = score_rows(found["scores"], references, model.target.is_classes)
     if model.target.is_classes:
         text = (
             f"On {count_of(found['rows'], 'row')} {where}. Log score: "
@@ -257,14 +253,13 @@ def _predicted(found: dict[str, Any]) -> Section:
 
 
 def _columns(model: TableModel) -> Section:
-    encoding = model.encoding
+    listed = model.encoding.listing()
     rows: list[list[object]] = []
-    for column in encoding.columns[:_TABLE_COLUMNS]:
-        use = encoding.encoders[column.name].uses() if column.is_used else column.why
-        kind = column.kind if column.is_used else "left out"
-        rows.append([column.name, kind, use, column.summary(), f"{column.missing:,}"])
+    for one in listed[:_TABLE_COLUMNS]:
+        kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("left out", one["why"])
+        rows.append([one["name"], kind, use, one["values"], f"{one['missing']:,}"])
     text = "How the columns of the table were understood and what the network sees of them."
-    if len(encoding.columns) > _TABLE_COLUMNS:
-        text += f" The first {_TABLE_COLUMNS} of {len(encoding.columns)}."
+    if len(listed) > _TABLE_COLUMNS:
+        text += f" The first {_TABLE_COLUMNS} of {len(listed)}."
     figure = page.table(["column", "kind", "used as", "values", "missing"], rows, names=3)
     return Section("The table", text, [figure], wide=True)

@@ -3,11 +3,9 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unbounded import metrics
-
-Floats = NDArray[np.float64]
+from unbounded.tables.values import Floats
 
 
 class ByDepth(NamedTuple):

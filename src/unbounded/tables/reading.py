@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -105,22 +106,16 @@ class Table:
             sample = file.read(_SAMPLE)
         self.is_parquet = sample[:4] == b"PAR1"
         if self.is_parquet:
-            return self._parquet_names()
+            with self._parquet() as parquet:
+                self.num_rows = parquet.metadata.num_rows
+                return list(parquet.schema_arrow.names)
         self.encoding = _encoding(self.path, sample, encoding)
         text = _decode(self.path, sample, self.encoding)
         self.delimiter = delimiter or _delimiter(self.path, text)
         return _header(self.path, text, self.delimiter)
 
     def check_names(self, names: Sequence[str], option: str = "") -> None:
-        """An error if there is no column of one of these names.
-
-        Args:
-            names: of columns.
-            option: what the message starts with, such as the argument that gave the names.
-
-        Raises:
-            TableError: with the names that were perhaps meant.
-        """
+        """A TableError, after the option that gave these names, if a column is not there."""
         for name in names:
             if name not in self.names:
                 hint = closest(name, self.names)
@@ -156,15 +151,12 @@ class Table:
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
-        pd = pandas()
-        columns = {}
-        for name in frame.columns:
-            series = frame[name]
-            if _is_text(series):
-                series = series.str.strip()
-                series = series.mask(series.isin(self.missing))
-            columns[name] = series
-        return pd.DataFrame(columns, index=frame.index)
+        columns = {name: frame[name] for name in frame.columns}
+        for name, series in columns.items():
+            if is_text(series):
+                stripped = series.str.strip()
+                columns[name] = stripped.mask(stripped.isin(self.missing))
+        return pandas().DataFrame(columns, index=frame.index)
 
     def _text_frames(self, rows: int) -> Iterator[Any]:
         pd = pandas()
@@ -197,11 +189,6 @@ class Table:
         with self._parquet() as file, _damaged(self.path):
             for batch in file.iter_batches(batch_size=rows, columns=list(names)):
                 yield _from_arrow(batch)
-
-    def _parquet_names(self) -> list[str]:
-        with self._parquet() as file:
-            self.num_rows = file.metadata.num_rows
-            return list(file.schema_arrow.names)
 
     @contextmanager
     def _parquet(self) -> Iterator[Any]:
@@ -297,18 +284,15 @@ def _header(path: Path, text: str, delimiter: str) -> list[str]:
         raise TableError(f"{path} is no table: {_line(error)}") from None
     names = [field.strip() for field in fields]
     if all(is_number(name) for name in names) and not all(name.isdigit() for name in names):
-        raise TableError(
-            f"the first line of {path} holds numbers ({shorten(delimiter.join(names), 30)!r}): "
-            "names of the columns are needed there"
-        )
+        first = f"the first line of {path} holds numbers ({shorten(delimiter.join(names), 30)!r})"
+        raise TableError(f"{first}: names of the columns are needed there")
     return [name or f"(column {index})" for index, name in enumerate(names, 1)]
 
 
 def _check_names(label: str, names: Sequence[str]) -> None:
     if not names:
         raise TableError(f"{label} has no columns")
-    seen: set[str] = set()
-    twice = list(dict.fromkeys(name for name in names if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         shown = ", ".join(repr(name) for name in twice[:5])
         raise TableError(f"{label} has several columns of one name: {shown}")
@@ -344,6 +328,8 @@ def _from_arrow(batch: Any) -> Any:
     from pyarrow import compute, types
 
     pd = pandas()
+    # pandas' own type of text from version 3, strings in Arrow's layout before.
+    text = "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
     texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -361,18 +347,12 @@ def _from_arrow(batch: Any) -> Any:
         elif types.is_timestamp(kind) or types.is_date(kind):
             series = column.cast(pyarrow.timestamp("us"), safe=False).to_pandas()
         elif kind in texts or types.is_null(kind):
-            series = column.cast(pyarrow.string()).to_pandas().astype(str_dtype())
+            series = column.cast(pyarrow.string()).to_pandas().astype(text)
         else:  # nested or binary: there, or missing
             there = compute.if_else(compute.is_valid(column), NO_VALUE, None)
-            series = there.cast(pyarrow.string()).to_pandas().astype(str_dtype())
+            series = there.cast(pyarrow.string()).to_pandas().astype(text)
         columns[name] = series.set_axis(range(len(series)))
     return pd.DataFrame(columns)
-
-
-def str_dtype() -> Any:
-    """The dtype of text: pandas' own from version 3, strings in Arrow's layout before."""
-    pd = pandas()
-    return "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
 
 
 @contextmanager
@@ -412,9 +392,9 @@ def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
     )
 
 
-def _is_text(series: Any) -> bool:
-    pd = pandas()
-    return bool(pd.api.types.is_string_dtype(series.dtype))
+def is_text(series: Any) -> bool:
+    """Whether a column holds text."""
+    return bool(pandas().api.types.is_string_dtype(series.dtype))
 
 
 def _line(error: BaseException) -> str:

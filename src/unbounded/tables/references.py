@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.tables.predictions import ByDepth
-from unbounded.tables.scores import ScoreCollector
+from unbounded.tables.scores import REFERENCES, ScoreCollector
 
-NAMES = {"linear": "a linear model", "boosting": "gradient boosting"}
 MAX_ROWS = 200_000
 """With more training rows than this, the references learn from that many of them."""
 
@@ -24,47 +23,38 @@ def compare(
     """The scores of logistic or ridge regression and of HistGradientBoosting, all by default.
 
     For numbers both predict a Gaussian around their mean whose spread is that of their errors on
-    a fifth of the training rows that they were kept from.
-
-    Args:
-        train: encoded rows and their classes (numbers from 0) or numbers.
-        test: the same, to be scored on.
-        is_classes: the task.
-        num_classes: how many classes there are.
-        seed: of the boosting and of that fifth.
+    a fifth of the training rows that they were kept from. Rows are encoded, with their classes
+    (numbers from 0) or numbers.
     """
     x, y = train
     if len(y) > MAX_ROWS:
         rows = np.random.default_rng(seed).permutation(len(y))[:MAX_ROWS]
         x, y = x[rows], y[rows]
     scores = {}
-    for name in NAMES:
+    for name in REFERENCES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of convergence and of tiny classes
-            if is_classes:
-                found = _classes(_classifier(name, seed), x, y, test[0], num_classes)
-            else:
-                found = _numbers(name, x, y, test[0], seed)
+            model = _model(name, is_classes, seed)
+            found = (
+                _classes(model, x, y, test[0], num_classes)
+                if is_classes
+                else _numbers(model, x, y, test[0], seed)
+            )
         collector = ScoreCollector(is_classes)
         collector.add(test[1], found)
         scores[name] = collector.scores()
     return scores
 
 
-def _classifier(name: str, seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.linear_model import LogisticRegression
+def _model(name: str, is_classes: bool, seed: int) -> Any:
+    from sklearn import ensemble, linear_model
 
     if name == "linear":
-        return LogisticRegression(max_iter=1000)
-    return HistGradientBoostingClassifier(random_state=seed)
-
-
-def _regressor(name: str, seed: int) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from sklearn.linear_model import Ridge
-
-    return Ridge() if name == "linear" else HistGradientBoostingRegressor(random_state=seed)
+        return (
+            linear_model.LogisticRegression(max_iter=1000) if is_classes else linear_model.Ridge()
+        )
+    kind = "Classifier" if is_classes else "Regressor"
+    return getattr(ensemble, f"HistGradientBoosting{kind}")(random_state=seed)
 
 
 def _classes(model: Any, x: Any, y: Any, x_test: Any, num_classes: int) -> ByDepth:
@@ -74,12 +64,12 @@ def _classes(model: Any, x: Any, y: Any, x_test: Any, num_classes: int) -> ByDep
     return ByDepth(np.ones(1), probs, None)
 
 
-def _numbers(name: str, x: Any, y: Any, x_test: Any, seed: int) -> ByDepth:
+def _numbers(model: Any, x: Any, y: Any, x_test: Any, seed: int) -> ByDepth:
     rows = np.random.default_rng(seed).permutation(len(y))
     kept, rest = rows[: max(1, len(y) // 5)], rows[max(1, len(y) // 5) :]
     center, scale = float(np.mean(y)), float(np.std(y)) or 1.0
     y = (y - center) / scale
-    errors = y[kept] - _regressor(name, seed).fit(x[rest], y[rest]).predict(x[kept])
+    errors = y[kept] - model.fit(x[rest], y[rest]).predict(x[kept])
     spread = max(float(np.sqrt(np.mean(errors**2))), 1e-6) * scale
-    mean = _regressor(name, seed).fit(x, y).predict(x_test) * scale + center
+    mean = model.fit(x, y).predict(x_test) * scale + center
     return ByDepth(np.ones(1), mean[None], np.full((1, len(mean)), spread))

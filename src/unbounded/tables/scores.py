@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded import metrics
-from unbounded.tables.predictions import ByDepth, Floats
+from unbounded.tables.predictions import ByDepth
+from unbounded.tables.values import Floats
 
 if TYPE_CHECKING:
     from unbounded.tables.model import TableModel
@@ -17,6 +18,7 @@ CLASS_SCORES = {"accuracy": "accuracy", "log_score": "log score", "brier": "Brie
 CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC"}
 NUMBER_SCORES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "crps": "CRPS"}
 NUMBER_SCORES |= {f"coverage_{100 * p:.0f}": f"in {100 * p:.0f} %" for p in LEVELS}
+REFERENCES = {"linear": "a linear model", "boosting": "gradient boosting"}
 _CURVE = tuple(level / 20 for level in range(1, 20))
 _DRAWN = 400  # rows of which the page shows each
 _IMPORTANCE_ROWS, _IMPORTANCE_CELLS = 1000, 400_000
@@ -63,30 +65,18 @@ class ScoreCollector:
     def scores(self) -> dict[str, float]:
         """Every score of `CLASS_SCORES` or `NUMBER_SCORES`."""
         y, mixture = self._all("y"), self._all("mixture")
-        if self.is_classes:
-            return {
-                "accuracy": metrics.accuracy(y, mixture),
-                "log_score": metrics.log_score(y, mixture),
-                "brier": metrics.brier(y, mixture),
-                "ece": metrics.ece(y, mixture),
-                "aurc": metrics.aurc(y, mixture),
-            }
-        pit = self._all("pit")
-        inside = np.abs(pit - 0.5)
-        return {
-            "rmse": metrics.rmse(y, mixture),
-            "mae": metrics.mae(y, mixture),
-            "r2": metrics.r2(y, mixture),
-            "nll": float(self._all("nll").sum() / len(y)),
-            "crps": float(self._all("crps").sum() / len(y)),
-            # y lies in the central interval of level p where its CDF value is within p/2 of ½.
-            **{f"coverage_{round(100 * p)}": float((inside <= p / 2).mean()) for p in LEVELS},
-        }
+        names = CLASS_SCORES if self.is_classes else ("rmse", "mae", "r2")
+        found = {name: getattr(metrics, name)(y, mixture) for name in names}
+        if not self.is_classes:
+            found |= {name: float(self._all(name).sum() / len(y)) for name in ("nll", "crps")}
+            found |= {f"coverage_{round(100 * p)}": self._coverage(p) for p in LEVELS}
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Scores and what the figures of a page are drawn from: plain data of a few kilobytes."""
         y, mixture = self._all("y"), self._all("mixture")
-        total, noise, depth = (self._all(name) for name in ("total", "noise", "depth"))
+        split = {name: self._all(name) for name in ("noise", "depth", "total")}
+        total = split["total"]
         rows = np.random.default_rng(0).permutation(len(y))[:_DRAWN]
         rows = rows[np.argsort(total[rows], kind="stable")]
         sums = np.sum([part for part, _ in self._by_depth], 0) / len(y)
@@ -96,34 +86,30 @@ class ScoreCollector:
             "depth_probs": self._depth_probs.tolist(),
             "by_depth": (sums if self.is_classes else np.sqrt(sums)).tolist(),
             "uncertainty": {
-                "noise": noise[rows].tolist(),
-                "depth": depth[rows].tolist(),
-                "total": total[rows].tolist(),
-                "noise_mean": float(noise.mean()),
-                "depth_mean": float(depth.mean()),
+                **{name: values[rows].tolist() for name, values in split.items()},
+                "noise_mean": float(split["noise"].mean()),
+                "depth_mean": float(split["depth"].mean()),
             },
         }
         if self.is_classes:
             # Bins of 15 rows or more; of equal numbers where that makes them few.
             bins = int(np.clip(len(y) // 15, 2, 15))
             curve = metrics.reliability(y, mixture, bins, adaptive=bins < 15)
-            found["calibration"] = {
-                "confidence": curve.confidence.tolist(),
-                "accuracy": curve.accuracy.tolist(),
-                "count": curve.count.tolist(),
-            }
+            names = ("confidence", "accuracy", "count")
+            found["calibration"] = {name: getattr(curve, name).tolist() for name in names}
             found["confusion"] = metrics.confusion_matrix(y, mixture).tolist()
-            wrong = mixture.argmax(1) != y
-            found["uncertainty"]["by_fifth"] = _by_fifth(total, wrong.astype(np.float64))
+            error = (mixture.argmax(1) != y).astype(np.float64)
         else:
-            inside = np.abs(self._all("pit") - 0.5)
-            found["calibration"] = {
-                "probability": list(_CURVE),
-                "coverage": [float((inside <= p / 2).mean()) for p in _CURVE],
-            }
+            coverage = [self._coverage(p) for p in _CURVE]
+            found["calibration"] = {"probability": list(_CURVE), "coverage": coverage}
             found["predicted"] = {"y": y[rows].tolist(), "mean": mixture[rows].tolist()}
-            found["uncertainty"]["by_fifth"] = _by_fifth(total, np.abs(mixture - y))
+            error = np.abs(mixture - y)
+        found["uncertainty"]["by_fifth"] = _by_fifth(total, error)
         return found
+
+    def _coverage(self, p: float) -> float:
+        """How many targets lie in the central interval: their CDF is within p/2 of ½."""
+        return float((np.abs(self._all("pit") - 0.5) <= p / 2).mean())
 
     def _all(self, name: str) -> Floats:
         return np.concatenate([part[name] for part in self._parts])
@@ -151,9 +137,7 @@ def importance_of_columns(
 
     def loss(rows: NDArray[Any]) -> float:
         found = model.by_depth(rows).mixture
-        if model.target.is_classes:
-            return -metrics.log_score(y, found)
-        return metrics.rmse(y, found)
+        return -metrics.log_score(y, found) if model.target.is_classes else metrics.rmse(y, found)
 
     base = loss(x)
     result: list[dict[str, Any]] = []
@@ -163,18 +147,23 @@ def importance_of_columns(
             shuffled = x.copy()
             shuffled[:, columns] = x[random.permutation(len(y))][:, columns]
             losses.append(loss(shuffled) - base)
-        loss_mean, loss_sd = float(np.mean(losses)), float(np.std(losses))
-        result.append({"column": name, "loss": loss_mean, "sd": loss_sd})
+        lost = {"loss": float(np.mean(losses)), "sd": float(np.std(losses))}
+        result.append({"column": name, **lost})
     return sorted(result, key=lambda row: -row["loss"])
 
 
-def score_rows(scores: dict[str, dict[str, float]], is_classes: bool) -> list[list[str]]:
+def score_rows(
+    own: dict[str, float], references: dict[str, dict[str, float]], is_classes: bool
+) -> list[list[str]]:
     """A heading and a row for each model, as text."""
     names = CLASS_SCORES if is_classes else NUMBER_SCORES
-    rows = [["", *names.values()]]
-    for model, values in scores.items():
-        rows.append([model, *(_score(name, values.get(name)) for name in names)])
-    return rows
+    models = {"unbounded depth": own}
+    models |= {REFERENCES.get(name, name): values for name, values in references.items()}
+    rows = [
+        [model, *(_score(name, values.get(name)) for name in names)]
+        for model, values in models.items()
+    ]
+    return [["", *names.values()], *rows]
 
 
 def _score(name: str, value: float | None) -> str:

@@ -73,13 +73,7 @@ class Target:
             values, bad = read.numbers(series)
             bad = bad | (np.abs(values) > LARGEST)
             expected = f"a number of at most {LARGEST:g} was expected"
-        if bad.any():
-            at = int(bad.argmax())
-            raise TableError(
-                f"the target {self.name!r} holds {shorten(series.iloc[at])!r} in row "
-                f"{start + at + 1}: {expected}"
-            )
-        return values
+        return read.checked(values, bad, series, start, f"the target {self.name!r}", expected)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -87,11 +81,7 @@ class Target:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Target":
-        """What `to_dict` described.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is not such a description.
-        """
+        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
         target = cls(str(data["name"]), data["task"], list(data["classes"]), data["numeric"])
         if target.task not in TASKS or (target.is_classes and len(target.classes) < 2):
             raise ValueError(f"no target: {data}")
@@ -104,51 +94,42 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
     Raises:
         TableError: if nothing can be learnt from the column, or it does not fit the task.
     """
-    name = profile.name
+
+    def unfit(why: str) -> TableError:
+        return TableError(f"the target {profile.name!r} {why}")
+
     if profile.present == 0:
-        raise TableError(f"the target {name!r} has no values: all are missing")
+        raise unfit("has no values: all are missing")
     if profile.infinite is not None and task != "classification":
         row, value = profile.infinite
-        raise TableError(f"the target {name!r} holds {value} in row {row}: it must be finite")
+        raise unfit(f"holds {value} in row {row}: it must be finite")
     if task is None and not profile.is_number:
         profile.check_text()
-    counts = _levels(profile)
+    counts, low, high = _levels(profile), profile.low, profile.high
     if task is None:
         task = "classification" if _looks_like_classes(profile, counts) else "regression"
     if task == "regression":
         if not profile.is_number:
             row, text = profile.text or (1, "a truth value or a date")
-            raise TableError(
-                f"the target {name!r} holds {shorten(text)!r} in row {row}: "
-                "regression needs numbers"
-            )
-        if max(-profile.low, profile.high) > LARGEST:
-            raise TableError(
-                f"the target {name!r} goes from {profile.low:g} to {profile.high:g}: "
-                f"numbers beyond {LARGEST:g} are too large to predict"
-            )
-        if profile.low == profile.high:
-            raise TableError(f"the target {name!r} has one value only ({profile.low:g})")
-        return Target(name, task)
+            raise unfit(f"holds {shorten(text)!r} in row {row}: regression needs numbers")
+        if max(-low, high) > LARGEST:
+            beyond = f"numbers beyond {LARGEST:g} are too large to predict"
+            raise unfit(f"goes from {low:g} to {high:g}: {beyond}")
+        if low == high:
+            raise unfit(f"has one value only ({low:g})")
+        return Target(profile.name, task)
+    many = "more than 20,000" if counts is None else f"{len(counts):,}"
+    held = f"holds {many} different values in {profile.present:,} rows"
     if counts is None or len(counts) > MAX_CLASSES:
-        many = "more than 20,000" if counts is None else f"{len(counts):,}"
         advice = "; did you mean --task regression?" if profile.is_number else ""
-        raise TableError(
-            f"the target {name!r} holds {many} different values in {profile.present:,} rows, "
-            f"at most {MAX_CLASSES} can be classes{advice}"
-        )
+        raise unfit(f"{held}, at most {MAX_CLASSES} can be classes{advice}")
     if len(counts) < 2:
-        raise TableError(
-            f"the target {name!r} holds one class only ({shorten(next(iter(counts)))!r}), "
-            "at least two are needed"
-        )
+        name = shorten(next(iter(counts)))
+        raise unfit(f"holds one class only ({name!r}), at least two are needed")
     if 2 * len(counts) > profile.present and len(counts) > 2:
-        raise TableError(
-            f"the target {name!r} holds {len(counts):,} different values in {profile.present:,} "
-            "rows: classes must repeat"
-        )
+        raise unfit(f"{held}: classes must repeat")
     key = float if profile.is_number and _are_whole(counts) else str
-    return Target(name, task, sorted(counts, key=key), profile.is_number)
+    return Target(profile.name, task, sorted(counts, key=key), profile.is_number)
 
 
 def _are_whole(names: Iterable[str]) -> bool:
@@ -168,9 +149,8 @@ def _levels(profile: Profile) -> Counter[str] | None:
 
 
 def _looks_like_classes(profile: Profile, counts: Counter[str] | None) -> bool:
-    if not profile.is_number:
+    if not profile.is_number or (counts is not None and len(counts) <= 2):
         return True
     if counts is None or not profile.whole:
-        return counts is not None and len(counts) <= 2
-    few = len(counts) <= _WHOLE_CLASSES and _ROWS_A_CLASS * len(counts) <= profile.present
-    return few or len(counts) == 2
+        return False
+    return len(counts) <= _WHOLE_CLASSES and _ROWS_A_CLASS * len(counts) <= profile.present

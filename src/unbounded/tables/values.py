@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.tables.reading import _is_text, pandas
+from unbounded.tables.reading import TableError, is_text, pandas
+from unbounded.tables.text import shorten
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -32,13 +33,24 @@ class Read(NamedTuple):
 def native_kind(series: Any) -> str:
     """What a file says that a column is: "text", "number", "boolean" or "date"."""
     pd = pandas()
-    if _is_text(series):
+    if is_text(series):
         return "text"
     if pd.api.types.is_bool_dtype(series.dtype):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(series.dtype):
         return "date"
     return "number"
+
+
+def checked(
+    values: Floats, bad: Bools, series: Any, start: int, where: str, expected: str
+) -> Floats:
+    """The values, or a TableError that quotes the first bad one of a chunk from row `start` on."""
+    if bad.any():
+        at = int(bad.argmax())
+        held = f"{where} holds {shorten(series.iloc[at])!r} in row {start + at + 1}"
+        raise TableError(f"{held}: {expected}")
+    return values
 
 
 def numbers(series: Any) -> Read:
@@ -82,22 +94,19 @@ def dates(series: Any, format: str) -> Read:
     """Seconds since 1970 in UTC; a value that is no date of this format is bad."""
     pd = pandas()
     kind = native_kind(series)
+    seconds, given = np.full(len(series), np.nan), series.notna().to_numpy()
     if kind == "text":
         if format == ISO:  # pandas also takes "today" and "now" for dates
-            readable = series.where(series.str.match("[0-9+-]").eq(True), None)
-        else:
-            readable = series
-        times = pd.to_datetime(readable, format=format, errors="coerce", utc=True)
+            series = series.where(series.str.match("[0-9+-]").eq(True), None)
+        times = pd.to_datetime(series, format=format, errors="coerce", utc=True)
     elif kind == "date":
         times = pd.to_datetime(series, utc=True)
     else:
-        there = series.notna().to_numpy()
-        return Read(np.full(len(series), np.nan), there)
+        return Read(seconds, given)
     there = times.notna().to_numpy()
-    seconds = np.full(len(series), np.nan)
     ticks = times.to_numpy("datetime64[us]").astype(np.int64)
     seconds[there] = ticks[there] / 1e6
-    return Read(seconds, ~there & series.notna().to_numpy())
+    return Read(seconds, ~there & given)
 
 
 def texts(series: Any, numeric: bool = False) -> Any:
