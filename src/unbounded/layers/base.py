@@ -69,7 +69,13 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
         and not module._backward_pre_hooks
         and module._compiled_call_impl is None
         and "forward" not in module.__dict__
-        and not module_internals._has_any_global_hook()
+    )
+
+
+def all_plain(modules: Sequence[nn.Module], kind: type[nn.Module]) -> bool:
+    """Whether `is_plain` holds of all modules, and no hook is there for modules of any kind."""
+    return not module_internals._has_any_global_hook() and all(
+        is_plain(module, kind) for module in modules
     )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import Layers, Stack, is_plain, layer_error
+from unbounded.layers.base import Layers, Stack, all_plain, layer_error
 from unbounded.layers.dense import _size
 from unbounded.layers.heads import linear_heads
 
@@ -122,7 +122,7 @@ class ResidualConv(Layers):
         heads = [head for head in stack.heads if isinstance(head, PooledLinear)]
         if not (
             all(isinstance(layer, PooledLayer) for layer in stack.hidden)
-            and all(is_plain(head, PooledLinear) for head in stack.heads)
+            and all_plain(stack.heads, PooledLinear)
             and len(heads) == len(stack.hidden) - stack.first + 1
         ):
             return None

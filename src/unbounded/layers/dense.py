@@ -1,6 +1,6 @@
 """Fully connected layers, plain and residual."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import Layers, Stack, is_plain
+from unbounded.layers.base import Layers, Stack, all_plain
 from unbounded.layers.dense_stack import DenseStack, dense_outputs
 from unbounded.layers.stacks import NetworkStack
 
@@ -66,22 +66,25 @@ class Dense(Layers):
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
         """All layers and heads as one operation, where they are plain and x is as expected."""
-        layers = [layer for layer in stack.hidden if isinstance(layer, DenseLayer)]
-        heads = [head for head in stack.heads if isinstance(head, nn.Linear)]
+        hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
             self.activation in DenseStack.ACTIVATIONS
-            and len(layers) == len(stack.hidden)
-            and len(heads) == len(layers) - stack.first + 1
-            and (x.dim(), x.dtype) == (2, layers[0].weight.dtype)
+            and len(heads) == len(hidden) - stack.first + 1
+            and x.dim() == 2
             and not torch.is_autocast_enabled(x.device.type)
-            and all(is_plain(layer, DenseLayer) for layer in layers)
-            and all(is_plain(head, nn.Linear) for head in heads)
-            and _fits(layers, x.shape[1], self.width, self._activation)
-            and all(head.weight.shape == (self.out_features, self.width) for head in heads)
-            and all(head.bias is not None for head in heads)
+            and all_plain(hidden, DenseLayer)
+            and all_plain(heads, nn.Linear)
+            and all(layer.activation is self._activation for layer in hidden)
         ):
             return None
-        return dense_outputs(x, layers, heads, stack.first, str(self.activation))
+        parameters = [p for module in (*hidden, *heads) for p in module._parameters.values()]
+        width, out = self.width, self.out_features
+        expected = [(width, inputs), (width,), *[(width, width), (width,)] * (len(hidden) - 1)]
+        expected += [(out, width), (out,)] * len(heads)
+        found = [None if p is None or p.dtype != x.dtype else p.shape for p in parameters]
+        if found != expected:
+            return None  # the modules tell what is wrong, or cast
+        return dense_outputs(x, parameters, len(hidden), stack.first, str(self.activation))
 
     def stacked(self) -> type[NetworkStack] | None:
         """Batched products written out by hand, for plain layers with ReLU or tanh."""
@@ -180,15 +183,6 @@ class ResidualDenseLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """h + B φ(A h)."""
         return input + self.outer(self.activation(self.inner(input)))
-
-
-def _fits(layers: Sequence[DenseLayer], inputs: int, width: int, activation: Activation) -> bool:
-    """Whether each layer takes what the one before gives, as they were built."""
-    for layer in layers:
-        if layer.weight.shape != (width, inputs) or layer.activation is not activation:
-            return False
-        inputs = width
-    return all(layer.bias is not None for layer in layers)
 
 
 def _resolve_activation(activation: str | Activation) -> Activation:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unbounded.layers.stacks import Extent, NetworkStack, ParameterBlock, Templates
@@ -375,15 +375,21 @@ def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def dense_outputs(
-    x: Tensor, layers: Sequence[nn.Linear], heads: Sequence[nn.Linear], first: int, activation: str
+    x: Tensor, parameters: Sequence[Tensor | None], count: int, first: int, activation: str
 ) -> Tensor:
     """Ω_ℓ(x) of one network, ℓ = first … last, by the same passes: `(depth, batch, out)`.
 
     In memory it is `(depth, out, batch)`: what follows is a softmax over few classes, which is
     several times faster along a strided axis.
+
+    Args:
+        x: `(batch, in)`.
+        parameters: weight and bias of the layers 1 … last, then of the heads first … last.
+        count: how many layers there are.
+        first: the depth of the first head.
+        activation: one of `DenseStack.ACTIVATIONS`.
     """
-    parameters = [p for module in (*layers, *heads) for p in (module.weight, module.bias)]
-    outputs: Tensor = _Dense.apply(x, len(layers), first, activation, *parameters)
+    outputs: Tensor = _Dense.apply(x, count, first, activation, *parameters)
     return outputs
 
 
