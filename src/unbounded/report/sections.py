@@ -113,7 +113,7 @@ def elbo_terms(history: "History") -> Section:
         log_y=len(history) > 0 and all(positive),
     )
     text = (
-        "Training maximises the evidence lower bound: it trades the misfit to the data against "
+        "Training maximises the objective of the paper: it trades the misfit to the data against "
         "what the weights and the depth cost under their priors. All in nats, for the whole "
         "training set."
     )
