@@ -168,8 +168,9 @@ class DenseStack(NetworkStack):
             before = layer.input
             if before is None:
                 before = x[: layer.signal.shape[0]]
-            into = layer.weight_grad, layer.bias_grad
-            backward_layer(layer.signal, layer.state, before, *into, activation)
+            differentiate(layer.signal, layer.state, activation)
+            _store(layer.weight_grad, layer.signal.mT, before)
+            torch.sum(layer.signal, 1, out=layer.bias_grad)
         for packed, staged in self._staged.values():
             packed.copy_(staged)
 
@@ -348,30 +349,20 @@ def forward_layer(
         state.tanh_()
 
 
-def backward_layer(
-    signal: Tensor,
-    state: Tensor,
-    before: Tensor,
-    weight_grad: Tensor,
-    bias_grad: Tensor,
-    activation: str,
-) -> None:
-    """From ∂loss/∂state, which becomes ∂loss/∂(before · weight + bias), to the gradients."""
+def differentiate(signal: Tensor, state: Tensor, activation: str) -> None:
+    """∂loss/∂state becomes ∂loss/∂(before · weight + bias), in place."""
     if activation == "relu":
         torch.ops.aten.threshold_backward.grad_input(signal, state, 0, grad_input=signal)
     else:
         torch.ops.aten.tanh_backward.grad_input(signal, state, grad_input=signal)
-    _store(weight_grad, signal.mT, before)
-    torch.sum(signal, -2, out=bias_grad)
 
 
 def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
     """target = left · right."""
-    product = torch.mm if left.dim() == 2 else torch.bmm
-    if left.dim() == 3 and left.shape[1] > right.shape[2] and not target.is_cuda:
-        target.mT.copy_(product(right.mT, left.mT))  # several times as fast if `right` is narrow
+    if left.shape[1] > right.shape[2] and not target.is_cuda:
+        target.mT.copy_(torch.bmm(right.mT, left.mT))  # several times as fast if `right` is narrow
     else:
-        product(left, right, out=target)
+        torch.bmm(left, right, out=target)
 
 
 def dense_outputs(
@@ -418,23 +409,22 @@ class _Dense(torch.autograd.Function):
         x, states, of_heads, *weights = ctx.saved_tensors
         rows, by_class = grads[0], grads[0].mT.contiguous()  # (depth, batch | out, out | batch)
         head_grads = (torch.bmm(by_class, states[ctx.first - 1 :]), by_class.sum(2))
-        signals = torch.bmm(rows, of_heads)
+        inputs, each, heads = [x, *states.unbind()], rows.unbind(), of_heads.unbind()
         found: list[Tensor] = []
-        signal: Tensor | None = None  # ∂/∂state, from the layers behind
+        signal: Tensor | None = None  # ∂/∂state
         for level in range(len(weights), 0, -1):
-            if level >= ctx.first:
-                own = signals[level - ctx.first]
-                signal = own if signal is None else own.addmm_(signal, weights[level])
-            elif signal is not None:
+            if signal is not None:
                 signal = torch.mm(signal, weights[level])
+            head = level - ctx.first
+            if head >= 0:
+                signal = (
+                    torch.mm(each[head], heads[head])
+                    if signal is None
+                    else signal.addmm_(each[head], heads[head])
+                )
             assert signal is not None
-            before = states[level - 2] if level > 1 else x
-            weight_grad = torch.empty_like(weights[level - 1])
-            bias_grad = signal.new_empty(signal.shape[1])
-            backward_layer(
-                signal, states[level - 1], before, weight_grad, bias_grad, ctx.activation
-            )
-            found += (bias_grad, weight_grad)
+            differentiate(signal, inputs[level], ctx.activation)
+            found += (signal.sum(0), torch.mm(signal.t(), inputs[level - 1]))
         found.reverse()
         for weight_grad, bias_grad in zip(*(g.unbind() for g in head_grads), strict=True):
             found += (weight_grad, bias_grad)
