@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class ElboTerms(NamedTuple):
@@ -104,44 +103,9 @@ def evaluate(
     )
 
 
-def elbo_terms(
-    log_q: Tensor,
-    log_lik: Tensor,
-    log_prior: Tensor,
-    hidden_kl: Tensor,
-    head_kl: Tensor,
-    *rest: Any,
-) -> ElboTerms:
-    """All terms at once, with their gradient in closed form; arguments as in `evaluate`.
-
-    The same as `expected_log_lik`, `depth_kl` and `weight_kl` called one by one, in a third of
-    the operations: on small networks these scalars would cost as much as the layers.
-    """
-    terms: tuple[Tensor, ...] = _Terms.apply(log_q, log_lik, log_prior, hidden_kl, head_kl, *rest)
-    return ElboTerms(*terms)
-
-
-class _Terms(torch.autograd.Function):
-    """`evaluate` as an operation of autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        ctx.evaluation = evaluate(*arguments)
-        ctx.unused = len(arguments) - 5
-        return tuple(ctx.evaluation.terms)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.evaluation.slopes(*(grad[..., None] for grad in grads))
-        return (
-            found.log_q,
-            found.log_lik,
-            None,
-            found.hidden_kl,
-            found.head_kl,
-            *((None,) * ctx.unused),
-        )
+def elbo_terms(*arguments: Any, **keywords: Any) -> ElboTerms:
+    """All terms at once; arguments as in `evaluate`."""
+    return evaluate(*arguments, **keywords).terms
 
 
 def use_probs(
@@ -152,7 +116,7 @@ def use_probs(
     Layer k is used with q(ℓ≥k), head ℓ with q(ℓ), a shared head always: the derivatives of
     `weight_kl` in `hidden_kl` and `head_kl`.
     """
-    survival = survival_of(q)
+    survival = q.flip(-1).cumsum(-1).flip(-1)  # q(ℓ ≥ k)
     before = hidden - q.shape[-1]  # layers below the first depth are used by all
     of_hidden = survival
     if before:
@@ -160,11 +124,6 @@ def use_probs(
     if heads != q.shape[-1]:
         return of_hidden, q.new_ones(*q.shape[:-1], heads)
     return of_hidden, survival if cumulative_heads else q
-
-
-def survival_of(q: Tensor) -> Tensor:
-    """q(ℓ ≥ k) for each depth k of q, `(*lead, depth)`."""
-    return q.flip(-1).cumsum(-1).flip(-1)
 
 
 def weight_cost(

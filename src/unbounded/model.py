@@ -76,6 +76,7 @@ class UDN(nn.Module):
         # Moves with .to(...), so that layers born later know where the model lives.
         self.register_buffer("anchor", torch.zeros(()), persistent=False)
         self._log_prior: Tensor | None = None
+        self._cached_prior: DepthPrior | None = None
         growth.grow(self)
 
     def forward(self, x: Tensor, support: tuple[int, int] | None = None) -> Tensor:
@@ -83,10 +84,10 @@ class UDN(nn.Module):
 
         Args:
             x: inputs, `(batch, …)`.
-            support: first and last depth, where the caller knows them; else λ is asked.
+            support: first and last depth, given by a training step; else λ is asked.
         """
         first, last = self.support() if support is None else support
-        outputs: Tensor = self.network(x, last, first)
+        outputs: Tensor = self.network(x, last, first, support is not None)
         if outputs.element_size() < 4:  # probabilities and sums over rows need more
             return outputs.float()
         return outputs
@@ -185,13 +186,15 @@ class UDN(nn.Module):
         """log p(ℓ) over the support of q, `(depth,)`; remembered until the support changes."""
         first, last, like = posterior
         cached = self._log_prior
-        stale = cached is None or cached.shape[0] != last
+        stale = (
+            cached is None or cached.shape[0] != last or self._cached_prior is not self.depth_prior
+        )
         if cached is None or stale or cached.device != like.device or cached.dtype != like.dtype:
             with torch.inference_mode(False):  # kept beyond a caller's inference mode
                 depths = torch.arange(1, last + 1, device=like.device)
                 cached = self.depth_prior.log_prob(depths).to(like.dtype)
                 check_prior_mass(self.depth_prior, cached, first)
-                self._log_prior = cached
+                self._log_prior, self._cached_prior = cached, self.depth_prior
         return cached[first - 1 :] if first > 1 else cached
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from unbounded.layers.base import LayerError, Layers, Stack, layer_error
+from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error
 
 
 class Active(NamedTuple):
@@ -68,9 +68,9 @@ class Network(nn.Module):
         """How many hidden layers are born."""
         return len(self.hidden._modules)
 
-    def forward(self, x: Tensor, last: int, first: int = 1) -> Tensor:
+    def forward(self, x: Tensor, last: int, first: int = 1, in_step: bool = False) -> Tensor:
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
-        stack = self.stack(last, first)
+        stack = self.stack(last, first)._replace(in_step=in_step)
         outputs = self.layers.run(stack, x)
         return self._one_by_one(stack, x) if outputs is None else outputs
 
@@ -102,6 +102,14 @@ class Network(nn.Module):
             hidden, heads = modules[:last], modules[last:]
             self._known = key, _gather(hidden, heads, first, self.shares_head, cumulative_heads)
         return self._known[1]
+
+    def signature(self, last: int, first: int = 1) -> list[Any]:
+        """What a captured pass depends on: which modules, hooked or not, which parameters train."""
+        stack = self.stack(last, first)
+        modules = [m for top in (*stack.hidden, *stack.heads) for m in top.modules()]
+        plain = [id(m) if is_plain(m, type(m)) else -id(m) for m in modules]
+        parameters = (p for m in modules for p in m._parameters.values() if p is not None)
+        return plain + [id(p) if p.requires_grad else -id(p) for p in parameters]
 
     def configure(self, *, compiles: bool | None = None, recomputes: bool | None = None) -> None:
         """Choose how layers are run while training; the results are the same to rounding.

@@ -7,7 +7,6 @@ like a lone model's, with more components; so it is the same kind of prediction.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,21 +41,6 @@ def predict(model: "UDN", x: Tensor, batch_size: int | None = None) -> Predictio
             outputs = torch.cat(pieces, 1)
         model.likelihood.check_outputs(outputs)
         return model.likelihood.predict(outputs, log_q)
-
-
-def predict_in_batches(model: "UDN", x: Tensor, batch_size: int) -> Iterator[Prediction]:
-    """One prediction for each `batch_size` rows, for inputs whose outputs would not fit either."""
-    for piece in x.split(batch_size):
-        yield predict(model, piece)
-
-
-def detach_prediction(prediction: Prediction) -> Prediction:
-    """The same prediction on the CPU, usable outside of inference mode."""
-    return replace(
-        prediction,
-        outputs=prediction.outputs.cpu().clone(),
-        depth_log_probs=prediction.depth_log_probs.cpu().clone(),
-    )
 
 
 @contextmanager

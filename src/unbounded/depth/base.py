@@ -27,17 +27,7 @@ class DepthFamily(nn.Module, ABC):
 
     A family of your own registers its parameters and implements `scores` and `end`. Both work on
     numbers with any leading axes: one member, many members, or candidates for λ. All else follows.
-
-    Example:
-        >>> class Bell(DepthFamily):
-        ...     def __init__(self, place=2.0):
-        ...         super().__init__()
-        ...         self.place = nn.Parameter(torch.tensor(place))
-        ...     def scores(self, at, size):
-        ...         depths = torch.arange(1, size + 1, device=at["place"].device)
-        ...         return -(depths - at["place"].double()[..., None]).square()
-        ...     def end(self, at, size):
-        ...         return (at["place"].double() + 2).floor().clamp(min=1).long()
+    See examples/own_family.py.
     """
 
     is_unbounded: ClassVar[bool] = True

@@ -118,6 +118,9 @@ class Engine(ABC):
             FileError: if it is not of these models.
         """
 
+    def show(self) -> None:  # noqa: B027 (most engines train the models themselves)
+        """Before callbacks: the models have their present weights."""
+
     def step_schedulers(self, model: int, score: float) -> None:  # noqa: B027 (not all have any)
         """After an epoch: schedulers that go by epochs, or by a score."""
 

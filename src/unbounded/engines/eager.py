@@ -92,8 +92,6 @@ class Eager(Engine):
                 continue
             more = True
             member.steps += 1
-            if member.average is not None:
-                member.average.notice()
             try:
                 self._advance(member, batch, grow)
             except NonFiniteError as error:
@@ -174,19 +172,30 @@ class Eager(Engine):
 
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """One step of one model."""
+        if grow:
+            self._grow(member, None)
         info = step_with(
             member.options,
             member.call,  # type: ignore[arg-type]
             member.optimizer,
             batch,
             float(member.data.num_data),
-            grow,
+            False,
             member.scaler,
             f" at step {member.steps} (epoch {self.epoch + 1})",
         )
         member.terms.extend(info.terms)
-        if info.growth.hidden:
-            self.task.on_birth(member.number, Birth(info.growth.hidden, member.steps))
+
+    def _grow(self, member: Member, support: tuple[int, int] | None) -> None:
+        """Create what the support needs, and tell whom it concerns."""
+        drop = member.options.drop_inactive
+        change = growth.plan(member.model, drop_inactive=drop, support=support)
+        if change.changes:
+            growth.apply(change, member.model, member.optimizer)
+        if member.average is not None:
+            member.average.notice()
+        if change.hidden:
+            self.task.on_birth(member.number, Birth(change.hidden, member.steps))
 
     def _release(self, member: Member) -> None:
         """Before a model goes back to its owner."""
@@ -215,6 +224,10 @@ class Eager(Engine):
         scheduler = options.scheduler
         if scheduler is not None and not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
             scheduler = scheduler(optimizer)
+        if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            raise ValueError(
+                "the scheduler is that of another optimiser: give what makes one of the optimiser"
+            )
         if options.schedule_every == "step" and isinstance(scheduler, ReduceLROnPlateau):
             raise ValueError(
                 "ReduceLROnPlateau looks at a score: it goes with schedule_every='epoch'"

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unbounded import growth
-from unbounded.engines.base import Birth, TrainingTask, refuse
+from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import Eager, Member
 from unbounded.steps.batches import Batch
@@ -67,16 +66,13 @@ class Graphs(Eager):
         model = member.model
         if grow:
             support = captures.support = captures.lagging.support()
-            change = growth.plan(model, support=support)
-            if change.changes:
-                growth.apply(change, model, member.optimizer)
-                if change.hidden:
-                    self.task.on_birth(member.number, Birth(change.hidden, member.steps))
+            self._grow(member, support)
             rule = member.options.depth_rule
             if rule is not None and rule.reserve(model, support[1]):
                 captures.forget()
+        captures.check()
         entry = captures.run(batch)
-        if entry is not captures.current or entry.runs <= 2:
+        if entry is not captures.current or any(p.grad is not grad for p, grad in entry.grads):
             member.optimizer.zero_grad(set_to_none=True)
             for parameter, grad in entry.grads:
                 parameter.grad = grad
@@ -101,6 +97,7 @@ class _Captures:
         device = model.anchor.device
         self.runner = Runner(device, engine.graphs)
         self.entries: dict[tuple[Any, ...], _Entry] = {}
+        self.signatures: dict[tuple[int, int], list[Any]] = {}
         self.current: _Entry | None = None
         self.lagging = _Lagging(model.depth, engine.lag)
         self.support = (model.depth.first_depth(), model.depth.max_depth())
@@ -129,8 +126,16 @@ class _Captures:
             engine.capture_seconds += time.perf_counter() - started
         return entry
 
+    def check(self) -> None:
+        """Let go of the graphs if a module was hooked or replaced, or a parameter frozen."""
+        found = self.member.model.network.signature(self.support[1], self.support[0])
+        if self.signatures.setdefault(self.support, found) != found:
+            self.forget()
+            self.signatures[self.support] = found
+
     def forget(self) -> None:
         """Let go of all graphs: tensors have moved."""
+        self.signatures.clear()
         self.runner.clear()
         self.entries.clear()
         self.current = None

@@ -1,5 +1,6 @@
 """A model in training as plain data and tensors, and back."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,7 @@ def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "optimizer": type(optimizer).__name__,
         "groups": [_plain_group(group) for group in optimizer.param_groups],
         "optimizer_state": plain_state,
-        "scheduler": None if member.scheduler is None else member.scheduler.state_dict(),
+        "scheduler": None if member.scheduler is None else _pairs(member.scheduler.state_dict()),
         "scaler": None if member.scaler is None else member.scaler.state_dict(),
     }
     return plain, tensors
@@ -75,13 +76,16 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
         raise FileError(f"the checkpoint was written by another model: {error}") from None
     _load_optimizer(optimizer, model, plain, _under(tensors, "optimizer."))
     if member.scheduler is not None and plain["scheduler"] is not None:
-        member.scheduler.load_state_dict(plain["scheduler"])
+        member.scheduler.load_state_dict(_unpaired(plain["scheduler"]))
     if member.scaler is not None and plain["scaler"] is not None:
         member.scaler.load_state_dict(plain["scaler"])
     member.steps, member.alive = plain["steps"], plain["alive"]
     member.failure = plain["failure"]
     if member.options.depth_rule is not None:
-        member.options.depth_rule.load_state(model, _under(tensors, "rule."))
+        state = _under(tensors, "rule.")
+        if state.keys() != member.options.depth_rule.state().keys():
+            raise FileError("the checkpoint was written without this depth_rule")
+        member.options.depth_rule.load_state(model, state)
     if member.extra is not None:
         member.extra.load_state(_under(tensors, "extra."))
     if member.average is not None:
@@ -129,6 +133,29 @@ def _load_optimizer(
                 state[short] = value.to(device)
         if state:
             optimizer.state[parameter] = state
+
+
+def _pairs(value: Any) -> Any:
+    """The same for JSON, whose keys are strings: other dictionaries as lists of pairs."""
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {_PAIRS: kind, "items": [[key, _pairs(item)] for key, item in value.items()]}
+    if isinstance(value, dict):
+        return {key: _pairs(item) for key, item in value.items()}
+    return [_pairs(item) for item in value] if isinstance(value, list) else value
+
+
+def _unpaired(value: Any) -> Any:
+    """The way back from `_pairs`."""
+    if isinstance(value, dict) and _PAIRS in value:
+        found = {key: _unpaired(item) for key, item in value["items"]}
+        return Counter(found) if value[_PAIRS] == "counter" else found
+    if isinstance(value, dict):
+        return {key: _unpaired(item) for key, item in value.items()}
+    return [_unpaired(item) for item in value] if isinstance(value, list) else value
+
+
+_PAIRS = "pairs of a"
 
 
 def _plain_group(group: dict[str, Any]) -> dict[str, Any]:

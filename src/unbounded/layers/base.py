@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,8 @@ class LayerError(ValueError, RuntimeError):
     """A layer or head could not take what it was given; says at which depth and which shapes."""
 
 
-class Caller(Protocol):
-    """How a layer is called: as it is, compiled, or recomputing its insides."""
-
-    def __call__(self, layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
-        """What to call with the state before the layer, in place of that method of it."""
+Caller = Callable[..., Callable[[Tensor], Any]]
+"""(layer, name of a method) ↦ what to call in its place: as it is, compiled, or recomputing."""
 
 
 class Stack(NamedTuple):
@@ -30,6 +27,13 @@ class Stack(NamedTuple):
     heads: Sequence[nn.Module]  # o_first … o_last; a single one if shared
     first: int
     call: Caller
+    in_step: bool = False  # whether gradients, if any, are those of a training step
+
+    @property
+    def is_differentiated_freely(self) -> bool:
+        """Whether someone may differentiate twice, or by `torch.func`: no place for short cuts."""
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        return transformed or (torch.is_grad_enabled() and not self.in_step)
 
     def states(self, x: Tensor) -> list[Tensor]:
         """h_1 … h_last, each layer called once."""
@@ -109,10 +113,14 @@ class Layers(ABC):
         """
         return None
 
-    def stacked(self) -> "type[NetworkStack] | None":
+    def stacked(
+        self, hidden: Sequence[nn.Module], heads: Sequence[nn.Module]
+    ) -> "type[NetworkStack] | None":
         """A class that runs many such networks as one computation, or None for the general way.
 
-        Its modules must have all their parameters trained, and none hooked or replaced.
+        Args:
+            hidden: all layers that are born; none is hooked, but some may be frozen or replaced.
+            heads: all heads.
         """
         return None
 

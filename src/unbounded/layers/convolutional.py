@@ -1,5 +1,6 @@
 """Convolutional residual layers for images: the paper's generator on CIFAR-10."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -7,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import Layers, Stack, all_plain, layer_error
+from unbounded.layers.base import LayerError, Layers, Stack, all_plain, layer_error
 from unbounded.layers.dense import _size
-from unbounded.layers.heads import linear_heads
 
 _ONEDNN_BLOCK = 8  # channels
 
@@ -143,8 +143,10 @@ class ResidualConv(Layers):
             stop = start + 1
             while stop < len(features) and features[stop].shape == features[start].shape:
                 stop += 1
-            some = linear_heads(features[start:stop], heads[start:stop], stack.first + start)
-            outputs.append(some)
+            with torch.autocast(x.device.type, enabled=False):  # their share of the work is small
+                outputs.append(
+                    _linear(features[start:stop], heads[start:stop], stack.first + start)
+                )
             start = stop
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -202,6 +204,19 @@ def pooled(state: Tensor) -> Tensor:
         return state
     dtype = torch.promote_types(state.dtype, torch.float32)
     return state.mean(tuple(range(2, state.dim())), dtype=dtype)
+
+
+def _linear(features: Sequence[Tensor], heads: Sequence[PooledLinear], first: int) -> Tensor:
+    """Linear maps of one shape as one batched product, `(depth, batch, out)`."""
+    weights = torch.stack([head.weight for head in heads])
+    if weights.shape[2] != features[0].shape[1]:
+        raise LayerError(
+            f"head {first} takes {weights.shape[2]} features, "
+            f"layer {first} gives {features[0].shape[1]} channels"
+        )
+    stacked = torch.stack([feature.to(weights.dtype) for feature in features])
+    biases = torch.stack([head.bias for head in heads])
+    return torch.baddbmm(biases.unsqueeze(1), stacked, weights.transpose(1, 2))
 
 
 class PooledLayer(nn.Module):

@@ -1,6 +1,6 @@
 """Fully connected layers, plain and residual."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers import init as inits
-from unbounded.layers.base import Layers, Stack, all_plain
+from unbounded.layers.base import Layers, Stack, all_plain, is_plain
 from unbounded.layers.dense_stack import DenseStack, dense_outputs
 from unbounded.layers.stacks import NetworkStack
 
@@ -69,6 +69,7 @@ class Dense(Layers):
         hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
             self.activation in DenseStack.ACTIVATIONS
+            and not stack.is_differentiated_freely
             and len(heads) == len(hidden) - stack.first + 1
             and x.dim() == 2
             and not torch.is_autocast_enabled(x.device.type)
@@ -86,11 +87,20 @@ class Dense(Layers):
             return None  # the modules tell what is wrong, or cast
         return dense_outputs(x, parameters, len(hidden), stack.first, str(self.activation))
 
-    def stacked(self) -> type[NetworkStack] | None:
+    def stacked(
+        self, hidden: Sequence[nn.Module], heads: Sequence[nn.Module]
+    ) -> type[NetworkStack] | None:
         """Batched products written out by hand, for plain layers with ReLU or tanh."""
-        if type(self) is Dense and self.activation in DenseStack.ACTIVATIONS:
-            return DenseStack
-        return None
+        made = (
+            type(self) is Dense
+            and self.activation in DenseStack.ACTIVATIONS
+            and all(is_plain(layer, DenseLayer) for layer in hidden)
+            and all(layer.activation is self._activation for layer in hidden)
+            and all(is_plain(head, nn.Linear) for head in heads)
+        )
+        parameters = [p for module in (*hidden, *heads) for p in module._parameters.values()]
+        trained = all(p is not None and p.requires_grad for p in parameters)
+        return DenseStack if made and trained else None
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""

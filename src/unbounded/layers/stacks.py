@@ -58,11 +58,11 @@ def pack(module: nn.Module) -> Tensor:
     return torch.cat(rows) if rows else torch.zeros(0)
 
 
-def unpack_into(module: nn.Module, row: Tensor) -> None:
-    """Give a module the parameters in a row `(size,)`."""
+def unpack_into(module: nn.Module, shape: Shape, row: Tensor) -> None:
+    """Give a module the parameters in a row `(size,)` of that shape."""
     named = dict(module.named_parameters())
     with torch.no_grad():
-        for name, values in Shape.of(module).unpack(row).items():
+        for name, values in shape.unpack(row).items():
             named[name].copy_(values)
 
 

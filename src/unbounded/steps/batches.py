@@ -166,6 +166,8 @@ def training_batches(
         num_data=num_data,
     )
     if isinstance(found, ArrayBatches | ImageBatches):
+        if num_data not in (None, found.num_data):
+            raise ValueError(f"num_data is {num_data}, the data have {found.num_data} rows")
         check_training_rows(model, found.y, found.num_data, batch_size)
     elif found.num_data < 2:
         raise ValueError("training data: there is one row, at least two are needed")

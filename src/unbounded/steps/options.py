@@ -109,6 +109,10 @@ class FitOptions(StepOptions):
             raise ValueError(f"average must be strictly between 0 and 1, got {self.average}")
         if self.scheduler is not None and (self.schedule or self.depth_schedule):
             raise ValueError("scheduler and schedule both set the learning rates: give one of them")
+        if self.scheduler is None and self.schedule_every == "step":
+            raise ValueError("schedule_every='step' needs a scheduler; schedule goes by epochs")
+        if self.depth_schedule is not None and self.depth_rule is not None:
+            raise ValueError("depth_schedule is of the optimiser's rate: a depth_rule has none")
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "FitOptions":

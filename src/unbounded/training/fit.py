@@ -1,6 +1,8 @@
 """`fit`: the one way to train, for one model and for many."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -12,6 +14,7 @@ from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
 from unbounded.training.callbacks import Callback
+from unbounded.training.history import History
 from unbounded.training.trainer import FitResult, Trainer
 
 T = TypeVar("T")
@@ -77,6 +80,7 @@ def fit(
     _check_run(epochs, checkpoint, resume)
     lone = not isinstance(model, list | tuple)
     models: list[UDN] = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
+    _check_models(models, options)
     data = x if y is None else (x, y) if weights is None else (x, y, weights)
     settings = FitOptions.of(options)
     task = partial(
@@ -90,17 +94,34 @@ def fit(
         options=settings,
         lone=lone,
     )
+    run = {"progress": progress, "checkpoint": checkpoint, "resume": resume, "epochs": int(epochs)}
+    chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
+    results = _in_chunks(models, settings.chunk, data, task, chosen, run)
+    return results[0] if lone else results
+
+
+def _in_chunks(
+    models: Sequence[UDN],
+    chunk: int | None,
+    data: Any,
+    task: Callable[..., TrainingTask],
+    chosen: dict[str, Any],
+    run: dict[str, Any],
+) -> list[FitResult]:
+    """One trainer after another, each with some of the models."""
     results: dict[int, FitResult] = {}
-    parts = _chunks(models, settings.chunk)
+    parts = _chunks(models, chunk)
     for number, part in enumerate(parts):
-        chosen = _default_engine(models, data) if engine is None else engine
-        trainer = Trainer(
-            partial(task, part), chosen, lone=lone, patience=patience, callbacks=callbacks
-        )
-        path = _numbered(checkpoint, number, len(parts))
-        found = trainer.run(int(epochs), progress=progress, checkpoint=path, resume=resume)
+        engine = chosen["engine"] or _default_engine(models, data)
+        trainer = Trainer(partial(task, part), **{**chosen, "engine": engine})
+        path = _numbered(run["checkpoint"], number, len(parts))
+        found = trainer.run(**{**run, "checkpoint": path})
         results |= dict(zip(part, found, strict=True))
-    return results[0] if lone else [results[index] for index in range(len(models))]
+        if any(result.stopped == "interrupted" for result in found):
+            untouched = FitResult(History(), 0, None, {}, "interrupted", 0.0, None)
+            results = dict.fromkeys(range(len(models)), untouched) | results
+            break
+    return [results[index] for index in range(len(models))]
 
 
 def _task(
@@ -138,6 +159,8 @@ def _task(
             raise ValueError(f"there are {len(value)} values of {what} for {len(models)} models")
         return picked(value)
 
+    if not lone and options.depth_rule is not None:  # it keeps what it has seen of a model
+        options = replace(options, depth_rule=copy.deepcopy(options.depth_rule))
     rates = [float(rate) for rate in numbers("lr", lr)]
     ratios = [float(ratio) for ratio in numbers("depth_lr_ratio", options.depth_lr_ratio)]
     if not all(rate > 0 for rate in rates):
@@ -176,6 +199,15 @@ def _default_engine(models: Sequence[UDN], data: Any) -> Engine:
     if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
         return Graphs()
     return Eager()
+
+
+def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("a model is in the list twice: each needs to be its own")
+    if len(models) > 1 and hasattr(options.get("optimizer"), "param_groups"):
+        raise ValueError(
+            "one optimiser cannot train several models: give its class, or a partial of it"
+        )
 
 
 def _check_run(epochs: int, checkpoint: str | Path | None, resume: bool) -> None:

@@ -184,6 +184,8 @@ class Trainer:
                 return "interrupted"
             ends = self.epoch == epochs or all(member.stopped for member in self.members)
             writer.maybe(ends)
+            if self.callbacks:
+                self.engine.show()
             for callback in self.callbacks:
                 callback.on_epoch_end(self, self._mean_row())
             bar.update(self._mean_row())

@@ -68,8 +68,11 @@ class Computation:
         self.depths = DepthPosteriors(models, self._new_block, device)
         self.likelihood = LikelihoodStack(models, self._new_block)
         self.costs = WeightCosts(models, torch.zeros((), dtype=self.dtype, device=device))
-        frozen = any(not p.requires_grad for model in models for p in model.network.parameters())
-        kind = None if frozen else layers.stacked()
+        hidden, heads = (
+            [module for model in models for module in getattr(model.network, role).children()]
+            for role in ("hidden", "heads")
+        )
+        kind = layers.stacked(hidden, heads)
         self.network: NetworkStack = VmapStack(layers) if kind is None else kind(layers)
         self.shares_head = layers.shares_head
         self.firsts = [1 if self.shares_head else m.depth.first_depth() for m in models]
@@ -125,10 +128,11 @@ class Computation:
                 found = present[0] if present else growth.create(self.models[0], role, level)
                 shape = Shape.of(found)
                 for other in present:
-                    if Shape.of(other) != shape:
+                    if Shape.of(other) != shape or type(other) is not type(found):
                         raise ValueError(
-                            f"the models' {role} at depth {level} differ in shape: "
-                            f"{shape.shapes} and {Shape.of(other).shapes}"
+                            f"Stacked does not take models whose {role} at depth {level} differ: "
+                            f"{type(found).__name__} {shape.shapes} and "
+                            f"{type(other).__name__} {Shape.of(other).shapes}; use Eager()"
                         )
                 templates[level] = copy.deepcopy(found).to(self.device)
                 if isinstance(self.network, VmapStack):

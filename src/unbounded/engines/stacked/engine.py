@@ -14,7 +14,7 @@ from unbounded.engines.eager import optimizer_kind
 from unbounded.engines.stacked.computation import Computation
 from unbounded.engines.stacked.data import MemberData, MemberOrders, gather
 from unbounded.engines.stacked.optimizers import row_optimizer
-from unbounded.engines.stacked.posterior import DepthPosteriors, reach_order
+from unbounded.engines.stacked.posterior import reach_order
 from unbounded.files import FileError
 from unbounded.layers.base import is_plain
 from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into
@@ -140,8 +140,15 @@ class Stacked(Engine):
 
     def finish(self, best: bool) -> None:
         """Write every member's best (or last) weights into its model."""
+        self._write_models(best and bool((self.work.state["best_born"] > 0).any()))
+        self._runner.clear()
+
+    def show(self) -> None:
+        """Write every member's present weights into its model."""
+        self._write_models(False)
+
+    def _write_models(self, with_best: bool) -> None:
         work = self.work
-        with_best = best and bool((work.state["best_born"] > 0).any())
         source = "best" if with_best else work.source
         born = work.state["best_born" if with_best else "born"].tolist()
         values = [(block, getattr(block, source).cpu()) for block in work.blocks]
@@ -155,7 +162,6 @@ class Stacked(Engine):
                 if block.members.start <= place < block.members.stop:
                     _write(model, block, rows[:, place - block.members.start])
             _write_buffers(model, place, buffers)
-        self._runner.clear()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All tensors of the computation, and the orders of rows."""
@@ -218,12 +224,30 @@ class Stacked(Engine):
         shares = task.models[0].network.shares_head or task.models[0].cumulative_heads
         if options.equal_heads and shares:
             raise ValueError("equal_heads needs heads that are used at one depth each")
+        if task.models[0].anchor.dtype.itemsize < 4:
+            raise refuse(self, "models in half precision", "use Eager()")
         for number, model in enumerate(task.models):
-            for name, module in model.network.named_modules():
-                if not is_plain(module, type(module)) or nn.utils.parametrize.is_parametrized(
-                    module
-                ):
-                    raise refuse(self, f"hooks, as model {number} has at {name}", "use Eager()")
+            self._refuse_model(number, model, task.models[0])
+
+    def _refuse_model(self, number: int, model: UDN, first: UDN) -> None:
+        """What modules may have that a batched computation would not see."""
+        if type(model).forward is not UDN.forward:
+            raise refuse(self, f"a forward of {type(model).__name__}'s own", "use Eager()")
+        for name, module in model.named_modules():
+            parameters = [p for p in module._parameters.values() if p is not None]
+            hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+            parametrised = nn.utils.parametrize.is_parametrized(module)
+            if hooked or parametrised or not is_plain(module, type(module)):
+                place = name.removeprefix("network.") or "itself"
+                raise refuse(self, f"hooks, as model {number} has at {place}", "use Eager()")
+        containers = (model.network.hidden._modules, model.network.heads._modules)
+        modules = [m for container in containers for m in container.values() if m is not None]
+        uses = [id(p) for module in modules for p in module.parameters()]
+        if len(set(uses)) < len(uses):
+            raise refuse(self, "modules that stand at several depths", "use Eager()")
+        mine, others = (_untrained(m.likelihood) for m in (model, first))
+        if any(not torch.equal(tensor, others[name]) for name, tensor in mine.items()):
+            raise refuse(self, "likelihoods with different constants", "use Eager()")
 
     def _gathered(
         self, what: str, each: Sequence[Any], models: Sequence[UDN], device: torch.device
@@ -308,11 +332,15 @@ class Stacked(Engine):
 _FIRST = ("step", "expected_log_lik", "depth_kl", "weight_kl", *_WHOLE, "depth_mean")
 
 
+def _untrained(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers and parameters that are not trained, by name."""
+    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    return frozen | dict(module.named_buffers())
+
+
 def check_models(models: Sequence[UDN]) -> None:
     """A ValueError unless the models are of one architecture."""
     first = models[0]
-    if len({id(model) for model in models}) < len(models):
-        raise ValueError("a model is in the list twice: each needs to be its own")
     for index, model in enumerate(models):
         for what, one, other in (
             ("layers", _description(model.layers), _description(first.layers)),
@@ -342,15 +370,13 @@ def _description(part: Any) -> Any:
 @torch.no_grad()
 def _write(model: UDN, block: ParameterBlock, rows: Tensor) -> None:
     """Give a model its rows `(rows, size)` of a block."""
-    if block.role == "depth":
-        DepthPosteriors.write(model, rows[0])
-    elif block.role == "likelihood":
-        unpack_into(model.likelihood, rows[0])
+    if block.role in ("depth", "likelihood"):
+        unpack_into(getattr(model, block.role), block.shape, rows[0])
     else:
         container = model.network.hidden if block.role == "hidden" else model.network.heads
         for depth, row in zip(block.depths, rows, strict=True):
             if str(depth) in container:
-                unpack_into(container[str(depth)], row)
+                unpack_into(container[str(depth)], block.shape, row)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unbounded.depth import NO_MASS, DepthFamily
-from unbounded.layers.stacks import ParameterBlock, Shape, pack, unpack_into
+from unbounded.layers.stacks import ParameterBlock, Shape, pack
 from unbounded.model import UDN
 
 MakeBlock = Callable[[str, Shape, slice], ParameterBlock]
@@ -93,11 +93,6 @@ class DepthPosteriors:
         while (reach := int(self.reach(movement, size))) > size:
             size = max(2 * size, reach)
         return reach
-
-    @staticmethod
-    def write(model: UDN, row: Tensor) -> None:
-        """Give one model's family its row `(numbers,)` of a block."""
-        unpack_into(model.depth, row)
 
 
 def reach_order(models: Sequence[UDN]) -> tuple[list[int], list[int | None]]:
