@@ -177,7 +177,7 @@ class _Group:
     members: slice | None  # None for all
     blocks: list[ParameterBlock]
     steps: Tensor  # (rows of all blocks, members); each block's own is a part of it
-    columns: Tensor  # which column of `_choices` says whether a row is active, (rows,)
+    columns: Tensor  # which of the members' choices says whether a row is active, (rows,)
     rates: Tensor  # which of the rates is a row's, (rows,)
 
 
