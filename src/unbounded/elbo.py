@@ -45,6 +45,12 @@ class Slopes(NamedTuple):
     hidden_kl: Tensor  # (*lead, last)
     head_kl: Tensor  # (*lead, depth), or (*lead, 1) of a shared head
 
+    def backward(self, *values: Tensor) -> None:
+        """Let autograd go on from log_q, log_lik, hidden_kl and head_kl, those that it knows."""
+        pairs = [(v, slope) for v, slope in zip(values, self, strict=True) if v.requires_grad]
+        if pairs:
+            torch.autograd.backward([v for v, _ in pairs], [slope for _, slope in pairs])
+
 
 class Evaluation(NamedTuple):
     """What the terms are made of: each is Σ_ℓ q(ℓ) c_ℓ for a c of its own, `(*lead, depth)`."""

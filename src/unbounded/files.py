@@ -153,6 +153,11 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
     atomic.write_bytes(path, to_bytes(plain, metadata))
 
 
+def under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of their names."""
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors and the metadata of a safetensors file, or a FileError."""
     with _opened(path) as file:
@@ -188,8 +193,7 @@ def _state(tensors: dict[str, Tensor], number: int) -> dict[str, Tensor]:
     """What a file holds of the model (number 0) or of one of its siblings."""
     if number == 0:
         return {k: v for k, v in tensors.items() if not k.startswith(_SIBLING)}
-    prefix = f"{_SIBLING}{number}."
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return under(tensors, f"{_SIBLING}{number}.")
 
 
 def _check_count(path: str | Path, num_layers: Any, tensors: dict[str, Tensor]) -> None:

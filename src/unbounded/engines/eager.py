@@ -16,6 +16,7 @@ from unbounded import growth
 from unbounded.engines.averages import MovingAverage
 from unbounded.engines.base import TERMS, Birth, Engine, Row, TrainingTask
 from unbounded.engines.states import load_member, save_member
+from unbounded.files import under
 from unbounded.model import UDN
 from unbounded.steps.batches import Batch, Batches, batches, check_shapes, training_batches
 from unbounded.steps.optimizers import make_optimizer
@@ -152,9 +153,7 @@ class Eager(Engine):
         """Put every member where it was."""
         self.capture_seconds = plain["capture_seconds"]
         for member, described in zip(self.members, plain["members"], strict=True):
-            prefix = f"{member.number}."
-            own = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-            load_member(member, described, own)
+            load_member(member, described, under(tensors, f"{member.number}."))
 
     def optimizer(self, model: int) -> torch.optim.Optimizer:
         """The one that trains this model."""

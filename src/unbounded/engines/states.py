@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.files import FileError
+from unbounded.files import FileError, under
 from unbounded.model import deepest_layer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
             f"training now uses {type(optimizer).__name__}"
         )
     _check_count(plain["num_layers"], tensors)
-    state = _under(tensors, "model.")
+    state = under(tensors, "model.")
     if deepest_layer(state) > plain["num_layers"]:  # `load_state_dict` would make them all
         raise FileError(
             f"the checkpoint claims {plain['num_layers']} layers and names {deepest_layer(state)}"
@@ -74,7 +74,7 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
         model.load_state_dict(state)
     except RuntimeError as error:
         raise FileError(f"the checkpoint was written by another model: {error}") from None
-    _load_optimizer(optimizer, model, plain, _under(tensors, "optimizer."))
+    _load_optimizer(optimizer, model, plain, under(tensors, "optimizer."))
     if member.scheduler is not None and plain["scheduler"] is not None:
         member.scheduler.load_state_dict(_unpaired(plain["scheduler"]))
     if member.scaler is not None and plain["scaler"] is not None:
@@ -82,19 +82,19 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
     member.steps, member.alive = plain["steps"], plain["alive"]
     member.failure = plain["failure"]
     if member.options.depth_rule is not None:
-        state = _under(tensors, "rule.")
+        state = under(tensors, "rule.")
         if state.keys() != member.options.depth_rule.state().keys():
             raise FileError("the checkpoint was written without this depth_rule")
         member.options.depth_rule.load_state(model, state)
     if member.extra is not None:
-        member.extra.load_state(_under(tensors, "extra."))
+        member.extra.load_state(under(tensors, "extra."))
     if member.average is not None:
         device = model.anchor.device
-        member.average.values = {k: v.to(device) for k, v in _under(tensors, "average.").items()}
+        member.average.values = {k: v.to(device) for k, v in under(tensors, "average.").items()}
         member.average.steps = dict(plain["average_steps"])
     if plain["best_layers"] is not None:
         _check_count(plain["best_layers"], tensors)
-        member.best = plain["best_layers"], _under(tensors, "best.")
+        member.best = plain["best_layers"], under(tensors, "best.")
     if member.data.generator is not None and "shuffle" in tensors:
         member.data.generator.set_state(tensors["shuffle"])
 
@@ -164,10 +164,6 @@ def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
         key: value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
         for key, value in plain.items()
     }
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _check_count(num_layers: Any, tensors: dict[str, Tensor]) -> None:

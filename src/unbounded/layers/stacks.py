@@ -52,6 +52,12 @@ class Shape:
         }
 
 
+def untrained(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers and parameters that are not trained, by name."""
+    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    return frozen | dict(module.named_buffers())
+
+
 def pack(module: nn.Module) -> Tensor:
     """The trainable parameters of a module as one row `(size,)` on the CPU."""
     rows = [p.detach().reshape(-1).cpu() for p in module.parameters() if p.requires_grad]

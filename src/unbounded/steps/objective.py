@@ -109,13 +109,7 @@ class Gradient:
             # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
             each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
             slopes = found.slopes(-each, each, each)
-        pairs = [
-            (value, slope)
-            for value, slope in zip((posterior.log_q, log_lik, *kl), slopes, strict=True)
-            if value.requires_grad
-        ]
-        if pairs:
-            torch.autograd.backward([v for v, _ in pairs], [s for _, s in pairs])
+        slopes.backward(posterior.log_q, log_lik, *kl)
         self._uses = torch.cat([slopes.hidden_kl, slopes.head_kl]) / each
         self._note(posterior, found.terms, log_lik.detach(), weights, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from unbounded.files import (
     FileError,
     parse_header,
     read_header,
     read_tensors,
+    under,
     write_tensors,
 )
 
@@ -69,7 +69,7 @@ def load(trainer: "Trainer", path: str | Path) -> None:
             f"training now uses {type(trainer.engine).__name__}"
         )
     try:
-        trainer.engine.load_state(header["state"], _under(tensors, "engine."))
+        trainer.engine.load_state(header["state"], under(tensors, "engine."))
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     trainer.epoch, trainer.seconds = header["epoch"], header["seconds"]
@@ -130,7 +130,3 @@ def _restore(member: Any, described: dict[str, Any]) -> None:
 def _numpy_state() -> list[Any]:
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
     return [kind, np.asarray(keys).tolist(), *rest]
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}

@@ -25,6 +25,7 @@ from unbounded.layers.stacks import (
     Shape,
     Templates,
     pack,
+    untrained,
 )
 from unbounded.model import UDN, check_prior_mass
 from unbounded.steps.objective import SMALLEST_USE
@@ -205,12 +206,7 @@ class Computation:
 
     def _fixed(self, found: nn.Module, modules: Sequence[nn.Module | None]) -> dict[str, Tensor]:
         """Buffers and untrained parameters of one depth, `(members, …)` each."""
-
-        def tensors(module: nn.Module) -> dict[str, Tensor]:
-            frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
-            return frozen | dict(module.named_buffers())
-
-        each = [tensors(found if m is None else m) for m in modules]
+        each = [untrained(found if m is None else m) for m in modules]
         return {name: torch.stack([t[name].to(self.device) for t in each]) for name in each[0]}
 
     # A step ---------------------------------------------------------------------------------
@@ -244,12 +240,7 @@ class Computation:
         )
         each = 1 / self.num_data[:, None]
         slopes = found.slopes(-each, each, each)
-        pairs = [
-            (value, slope)
-            for value, slope in zip((log_q, log_lik, hidden_kl, head_kl), slopes, strict=True)
-            if value.requires_grad
-        ]
-        torch.autograd.backward([v for v, _ in pairs], [s for _, s in pairs])
+        slopes.backward(log_q, log_lik, hidden_kl, head_kl)
         terms = torch.stack(found.terms, 1)
         steps = self._check(terms, steps)
         active = support & steps[:, None]  # (members, depth)

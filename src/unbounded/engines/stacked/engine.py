@@ -17,7 +17,7 @@ from unbounded.engines.stacked.optimizers import row_optimizer
 from unbounded.engines.stacked.posterior import reach_order
 from unbounded.files import FileError
 from unbounded.layers.base import is_plain
-from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into
+from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into, untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
 
@@ -245,7 +245,7 @@ class Stacked(Engine):
         uses = [id(p) for module in modules for p in module.parameters()]
         if len(set(uses)) < len(uses):
             raise refuse(self, "modules that stand at several depths", "use Eager()")
-        mine, others = (_untrained(m.likelihood) for m in (model, first))
+        mine, others = (untrained(m.likelihood) for m in (model, first))
         if any(not torch.equal(tensor, others[name]) for name, tensor in mine.items()):
             raise refuse(self, "likelihoods with different constants", "use Eager()")
 
@@ -330,12 +330,6 @@ class Stacked(Engine):
 
 
 _FIRST = ("step", "expected_log_lik", "depth_kl", "weight_kl", *_WHOLE, "depth_mean")
-
-
-def _untrained(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers and parameters that are not trained, by name."""
-    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
-    return frozen | dict(module.named_buffers())
 
 
 def check_models(models: Sequence[UDN]) -> None:
