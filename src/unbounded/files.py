@@ -15,6 +15,7 @@ from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, Tru
 from unbounded.layers import Dense, ResidualConv, ResidualDense
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
+from unbounded.schema import FileError as FileError
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -34,10 +35,6 @@ _KNOWN: dict[str, dict[str, Any]] = {
 }
 PARTS = tuple(_KNOWN)
 """What a model is made of: the parts of your own that `load` takes."""
-
-
-class FileError(ValueError):
-    """A file that is not what it should be; nothing of it was executed."""
 
 
 def save(
