@@ -72,7 +72,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     data = _read_bytes(path)
     try:
-        tensors = from_bytes(data)
+        tensors = dict(sorted(from_bytes(data).items()))
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     except (SystemExit, KeyboardInterrupt, MemoryError):
