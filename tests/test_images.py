@@ -650,7 +650,7 @@ def test_arrays_of_whole_numbers_come_back(protocol, code, shape, columns):
         ({"data": np.zeros((2, 3071), np.uint8), "labels": [1, 2]}, r"got uint8 \(2, 3071\)"),
         ({"data": np.zeros((2, 3072), np.int8), "labels": [1, 2]}, "got int8"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2, 3]}, r"int64 \(3,\)"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": ["a", "b"]}, "got uint8 .* <U1"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": ["a", "b"]}, "a list of whole numbers"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, -2]}, "0 to 9, got -2"),
     ],
 )

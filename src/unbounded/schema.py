@@ -5,10 +5,13 @@ and raises a `FileError` that names the place where the value is not what it sho
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Check = Callable[[Any, str], Any]
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class FileError(ValueError):
@@ -17,7 +20,7 @@ class FileError(ValueError):
 
 def wrong(where: str, expected: str, value: Any) -> FileError:
     """The error of a field that holds something else."""
-    shown = repr(value)
+    shown = _SHORT.repr(value)  # never the whole of a large or deeply nested value
     shown = shown if len(shown) <= 60 else shown[:59] + "…"
     return FileError(f"the field {where} should be {expected}, got {shown}")
 
@@ -51,11 +54,15 @@ def real(low: float = -math.inf, high: float = math.inf) -> Check:
 
 
 def text(longest: int = 1 << 20) -> Check:
-    """A text of at most so many characters."""
+    """A text of at most so many characters that can be written out."""
 
     def check(value: Any, where: str) -> str:
         if not isinstance(value, str) or len(value) > longest:
             raise wrong(where, f"a text of at most {longest:,} characters", value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half a pair of surrogates
+            raise wrong(where, "a text of whole characters", value) from None
         return value
 
     return check
@@ -122,13 +129,20 @@ def mapping(check: Check) -> Check:
     def check_all(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise wrong(where, "an object", value)
-        return {key: check(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: check(item, f"{where}.{key[:60]}") for key, item in value.items()}
 
     return check_all
 
 
-def record(fields: Mapping[str, Check], maybe: Mapping[str, Check] | None = None) -> Check:
-    """An object with these fields, perhaps with some of `maybe`, and with no others."""
+def record(
+    fields: Mapping[str, Check],
+    maybe: Mapping[str, Check] | None = None,
+    others: Check | None = None,
+) -> Check:
+    """An object with these fields, perhaps with some of `maybe`, and others that pass a check.
+
+    Without a check for `others` there may be none.
+    """
     known = {**fields, **(maybe or {})}
 
     def check_all(value: Any, where: str) -> dict[str, Any]:
@@ -139,8 +153,11 @@ def record(fields: Mapping[str, Check], maybe: Mapping[str, Check] | None = None
             if name not in value:
                 raise FileError(f"the field {inside}{name} is missing")
         for name in value:
-            if name not in known:
-                raise FileError(f"the field {inside}{name} is not known to this version")
-        return {name: known[name](item, inside + name) for name, item in value.items()}
+            if name not in known and others is None:
+                raise FileError(f"the field {inside}{name[:60]} is not known to this version")
+        return {
+            name: (known.get(name) or others or anything)(item, inside + name[:60])
+            for name, item in value.items()
+        }
 
     return check_all

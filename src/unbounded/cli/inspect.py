@@ -30,15 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
-    from unbounded.files import PARTS, load, read_header
+    from unbounded.estimators import files as estimator_files
+    from unbounded.files import PARTS, load, read
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
 
     console = Console(options)
-    header = read_header(options.model)
-    extra = header.get("extra", {})
-    table_model = TableModel.load(options.model, "cpu") if "table" in extra else None
-    model = load(options.model) if table_model is None else table_model.estimator.model_
+    contents = read(options.model)  # the file is opened once, whatever it holds
+    header, extra = contents.header, contents.extra
+    table_model = estimator = None
+    if estimator_files.holds_estimator(contents):
+        if "table" in extra:
+            table_model = TableModel.load(contents, "cpu")
+            estimator = table_model.estimator
+        else:
+            estimator = estimator_files.load(contents, device="cpu")
+    model = load(contents) if estimator is None else estimator.model_
     first, last = model.support()
     mass = model.depth_log_probs().detach().double().exp()
     probs = (mass / mass.sum()).tolist()
@@ -46,12 +53,12 @@ def run(options: argparse.Namespace) -> None:
     modules = _modules(model)
     total = sum(p.numel() for p in model.parameters())
     parts = {part: _part(header.get(part)) for part in PARTS}
-    console.say(f"{options.model}: {_what(table_model, extra)}\n")
+    console.say(f"{options.model}: {_what(table_model, estimator)}\n")
     console.say(depth_bars(probs, first))
     console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
     console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))
     console.say("\n" + _layer_lines(modules))
-    history = extra.get("estimator", {}).get("history", {})
+    history: dict[str, Any] = {} if estimator is None else extra["estimator"]["history"]
     if history.get("rows"):
         console.say("\n" + _history_lines(history, extra["estimator"]))
     if table_model is not None:
@@ -60,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         {
             "path": options.model,
             "format": header["format"],
-            "what": _what(table_model, extra),
+            "what": _what(table_model, estimator),
             "depth": {"first": first, "probs": probs, "mean": mean, "max": last},
             "parts": parts,
             "parameters": total,
@@ -82,10 +89,10 @@ def _of_table(table_model: Any) -> dict[str, Any]:
     return {"target": target, "columns": columns, "info": table_model.info}
 
 
-def _what(table_model: Any, extra: dict[str, Any]) -> str:
+def _what(table_model: Any, estimator: Any) -> str:
     if table_model is None:
-        kind = extra.get("estimator", {}).get("kind")
-        return f"a fitted {kind}" if kind else "a network of unbounded depth"
+        kind = type(estimator).__name__
+        return "a network of unbounded depth" if estimator is None else f"a fitted {kind}"
     target, info = table_model.target, table_model.info
     count = len(table_model.encoding.used)
     what = f"{len(target.classes)} classes" if target.is_classes else "a number"
@@ -141,6 +148,10 @@ def _layer_lines(modules: list[dict[str, Any]]) -> str:
     return common.columns_of_text(rows)
 
 
+def _score(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "–"
+
+
 def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
     rows = history["rows"]
     best = estimator.get("best_epoch")
@@ -152,7 +163,7 @@ def _history_lines(history: dict[str, Any], estimator: dict[str, Any]) -> str:
         row = rows[index]
         mark = "*" if row["epoch"] == best else ""
         line = [f"  {row['epoch']}{mark}", f"{row['elbo']:,.1f}", f"{row['depth_mean']:.2f}"]
-        lines.append([*line, str(row["max_depth"]), *(f"{row[name]:.4f}" for name in scores)])
+        lines.append([*line, str(row["max_depth"]), *(_score(row.get(name)) for name in scores)])
     born = ", ".join(f"{b['depth']} (epoch {b['epoch']})" for b in history.get("births", []))
     text = common.columns_of_text(lines, right=range(1, len(lines[0])))
     again = estimator.get("refit_history")

@@ -4,10 +4,14 @@ A pickle is a program that may call whatever it can name. Here it can name only 
 by which NumPy and Python write arrays and bytes, and each is answered by a class that does no
 more than write down what it is told. Arrays are made afterwards, by this module; no name is ever
 looked up.
+
+A few bytes can also ask for gigabytes. Every length is compared with the size of the file before
+the pickle is read, and what is made of it takes no more memory than a small multiple of that.
 """
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -20,15 +24,37 @@ def read(content: bytes) -> Any:
     Text of Python 2 comes as bytes.
 
     Raises:
-        pickle.UnpicklingError: if it names anything else.
+        pickle.UnpicklingError: if it names anything else, or asks for more than it holds.
         Exception: of almost any kind, if it is damaged.
     """
+    _check_lengths(content)
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
 
 
 def array(value: Any) -> NDArray[Any]:
     """The array that a value from `read` stands for, or the one of a list of numbers."""
-    return value.array() if isinstance(value, _Array) else np.asarray(value)
+    if isinstance(value, _Array):
+        return value.array()
+    # Flat: lists that hold one another many times over would be written out.
+    if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+        raise ValueError("a list of whole numbers was expected")
+    return np.asarray(value)
+
+
+_MOST_STEPS = 1_000_000  # of a pickle; a batch of CIFAR-10 takes some ten thousand
+_MOST_CALLS = 64  # each may copy its bytes; an array takes up to three
+
+
+def _check_lengths(content: bytes) -> None:
+    """An error if a pickle has lengths or places beyond its own size, or far too many steps."""
+    calls = 0
+    # Reads nothing that is not there, where the unpickler makes room for it first.
+    for steps, (code, argument, _) in enumerate(pickletools.genops(content)):
+        if code.name in ("FRAME", "PUT", "BINPUT", "LONG_BINPUT") and argument > len(content):
+            raise pickle.UnpicklingError(f"{code.name} asks for {argument}, beyond the file")
+        calls += code.name in ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX")
+        if steps > _MOST_STEPS or calls > _MOST_CALLS:
+            raise pickle.UnpicklingError("it has too many steps for a batch of images")
 
 
 class _Dtype:
@@ -61,7 +87,7 @@ class _Array:
     def array(self) -> NDArray[Any]:
         """The real one."""
         shape, dtype, by_columns, content = self.state
-        if not isinstance(dtype, _Dtype) or not isinstance(content, bytes):
+        if not isinstance(dtype, _Dtype) or not isinstance(content, bytes | bytearray):
             raise ValueError("an array must have a dtype and bytes")
         flat = np.frombuffer(content, dtype.dtype())
         return flat.reshape(shape, order="F" if by_columns else "C")
@@ -71,7 +97,7 @@ class _Buffer(_Array):
     """Stands for the function that makes an array from bytes, in pickles of protocol 5."""
 
     def __init__(self, content: Any, dtype: Any, shape: Any, order: Any) -> None:
-        self.state = (shape, dtype, _text(order) == "F", bytes(memoryview(content)))
+        self.state = (shape, dtype, _text(order) == "F", content)
 
 
 class _Encoded:

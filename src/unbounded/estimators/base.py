@@ -180,8 +180,13 @@ class UDNEstimator(BaseEstimator):
         """What `save` must know of the targets, as plain data."""
         raise NotImplementedError
 
-    def _rebuild_targets(self, described: dict[str, Any]) -> None:
-        """The inverse of `_describe_targets`."""
+    def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        """The inverse of `_describe_targets`, once the models are there; a FileError if it fails.
+
+        Args:
+            described: plain data of a file.
+            where: what errors call it.
+        """
         raise NotImplementedError
 
     def _check_arguments(self) -> None:

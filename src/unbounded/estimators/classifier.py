@@ -10,8 +10,10 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
-from unbounded.likelihoods import Categorical, Likelihood
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from unbounded.schema import FileError
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -126,11 +128,14 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             )
         return {"classes": {"dtype": "object" if dtype.hasobject else dtype.str, "values": values}}
 
-    def _rebuild_targets(self, described: dict[str, Any]) -> None:
-        dtype = np.dtype(described["classes"]["dtype"])
-        if dtype.kind not in "biufUO":
-            raise ValueError(f"classes of dtype {dtype}")
-        self.classes_ = np.array(described["classes"]["values"], dtype=dtype)
+    def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        likelihood = self.model_.likelihood
+        if isinstance(likelihood, Gaussian):
+            raise FileError("a Gaussian predicts numbers, a classifier classes")
+        outputs = 2 if isinstance(likelihood, Bernoulli) else None
+        if isinstance(likelihood, Categorical):
+            outputs = likelihood.num_classes
+        self.classes_ = read_classes(described.get("classes"), outputs, f"{where}.classes")
 
     def _default_likelihood(self, size: int) -> Likelihood:
         return Categorical(size)

@@ -9,11 +9,63 @@ from sklearn.utils.validation import check_is_fitted
 from unbounded import files
 from unbounded.estimators.base import UDNEstimator, resolve_device
 from unbounded.estimators.rows import Scaling
-from unbounded.files import FileError
+from unbounded.files import Contents, FileError
+from unbounded.layers import Dense, ResidualConv
+from unbounded.schema import (
+    anything,
+    choice,
+    either,
+    flag,
+    list_of,
+    mapping,
+    optional,
+    real,
+    record,
+    text,
+    whole,
+)
 from unbounded.training import History
 
 _PLAIN = bool | int | float | str | None
 _PLAIN_ATTRIBUTES = ("best_epoch", "n_iter", "stopped", "n_rows_seen")  # without the last _
+
+_AUTO = either(choice("auto"), whole(1))
+_VALUE = either(choice(None), flag, text(1000), whole(-(2**63)), real())
+_NUMBER = either(whole(0), lambda value, where: value if _is_odd(value) else real()(value, where))
+# What tables and pages show of an epoch; a callback may have added more.
+_COUNTS = ("epoch", "step", "max_depth", "num_layers")
+_TERMS = ("seconds", "elbo", "expected_log_lik", "depth_kl", "weight_kl", "depth_mean")
+_EPOCH = record(
+    {**dict.fromkeys(_COUNTS, whole(0)), **dict.fromkeys(_TERMS, _NUMBER)},
+    others=optional(either(_NUMBER, text(1000), flag)),
+)
+_BIRTH = record({"epoch": whole(0), "depth": whole(1)}, others=optional(_NUMBER))
+_HISTORY = record({"rows": list_of(_EPOCH), "births": list_of(_BIRTH)})
+_PART_NAMES = list_of(choice(*files.PARTS), most=len(files.PARTS))
+_DESCRIBED = record(
+    {
+        "kind": choice("UDNClassifier", "UDNRegressor"),
+        "arguments": record(
+            {
+                "plain": mapping(_VALUE),
+                "parts": list_of(choice(*files.PARTS), most=len(files.PARTS)),
+            }
+        ),
+        "n_features_in": whole(1),
+        "feature_names_in": optional(list_of(text())),
+        "input_scaling": anything,  # `Scaling.from_dict` looks at it
+        "history": _HISTORY,
+        "refit_history": optional(_HISTORY),
+        "best_epoch": whole(0),
+        "n_iter": whole(0),
+        "stopped": text(1000),
+        "n_rows_seen": whole(0),
+    },
+    others=anything,  # the targets, of which the estimator itself knows
+)
+_ARGUMENTS = {"epochs": _AUTO, "batch_size": _AUTO, "patience": optional(_AUTO)}
+_ARGUMENTS |= {"n_members": whole(1)}
+_WHERE = "extra.estimator"
 
 
 def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
@@ -35,8 +87,20 @@ def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | N
     files.save(estimator.model_, path, extra=extra, siblings=estimator.members_[1:])
 
 
-def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
+def holds_estimator(contents: Contents) -> bool:
+    """Whether a model's file is one of an estimator, by the kind that it names."""
+    described = contents.extra.get("estimator")
+    kind = described.get("kind") if isinstance(described, dict) else None
+    return kind in ("UDNClassifier", "UDNRegressor")
+
+
+def load(path: str | Path | Contents, *, device: Any = "auto", **parts: Any) -> Any:
     """Read a fitted estimator of either kind, with parts of your own as in `unbounded.load`.
+
+    Args:
+        path: the file, which is opened once, or its contents as `unbounded.files.read` gives them.
+        device: where the model goes.
+        parts: of your own.
 
     Raises:
         FileError: if the file is not one of an estimator, or not whole.
@@ -44,34 +108,72 @@ def load(path: str | Path, *, device: Any = "auto", **parts: Any) -> Any:
     from unbounded.estimators import UDNClassifier, UDNRegressor
 
     kinds: dict[str, Any] = {cls.__name__: cls for cls in (UDNClassifier, UDNRegressor)}
-    described = files.read_header(path).get("extra", {}).get("estimator")
-    if not isinstance(described, dict) or described.get("kind") not in kinds:
-        raise FileError(f"{path} holds a model, but not one of an estimator: use unbounded.load")
-    members = files.load_all(path, device=resolve_device(device), **parts)
-    model = members[0]
-    with files.rebuilding(path, "does not describe an estimator this version can build"):
-        estimator = kinds[described["kind"]]()
-        arguments = described["arguments"]
-        estimator.set_params(
-            **arguments["plain"],
-            # Parts that were given are what the model has now.
-            **{name: getattr(model, name) for name in arguments["parts"]},
-            device=device,
+    contents = files.read(path)
+    if not holds_estimator(contents):
+        raise FileError(
+            f"{contents.label} holds a model, but not one of an estimator: use unbounded.load"
         )
-        estimator.model_, estimator.members_ = model, members
-        estimator._optimizer = None
-        estimator.n_features_in_ = int(described["n_features_in"])
-        if described["feature_names_in"]:
-            estimator.feature_names_in_ = np.array(described["feature_names_in"], dtype=object)
-        scaling = Scaling.from_dict(described["input_scaling"], estimator.n_features_in_)
-        estimator.input_scaling_ = scaling
-        estimator.history_ = History(**described["history"])
-        again = described["refit_history"]
-        estimator.refit_history_ = again and History(**again)
-        for name in _PLAIN_ATTRIBUTES:
-            setattr(estimator, f"{name}_", described[name])
-        estimator._rebuild_targets(described)
+    with files.rebuilding(contents, "does not describe an estimator this version can build"):
+        described = _DESCRIBED(contents.extra["estimator"], _WHERE)
+        estimator = kinds[described["kind"]]()
+        _check_arguments(described["arguments"]["plain"], estimator)
+    members = files.load_all(contents, device=resolve_device(device), **parts)
+    with files.rebuilding(contents, "does not describe an estimator this version can build"):
+        _fill(estimator, described, members, device)
     return estimator
+
+
+def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device: Any) -> None:
+    """Make a new estimator the one that was described, of these models."""
+    model, arguments = members[0], described["arguments"]
+    estimator.set_params(
+        **arguments["plain"],
+        # Parts that were given are what the model has now.
+        **{name: getattr(model, name) for name in arguments["parts"]},
+        device=device,
+    )
+    estimator.model_, estimator.members_ = model, members
+    estimator._optimizer = None
+    columns = described["n_features_in"]
+    _check_inputs(model.layers, columns)
+    estimator.n_features_in_ = columns
+    names = described["feature_names_in"]
+    if names is not None:
+        if len(names) != columns or len(set(names)) != columns:
+            raise FileError(f"the field {_WHERE}.feature_names_in should be {columns} names")
+        estimator.feature_names_in_ = np.array(names, dtype=object)
+    estimator.input_scaling_ = Scaling.from_dict(
+        described["input_scaling"], columns, f"{_WHERE}.input_scaling"
+    )
+    estimator.history_ = History(**described["history"])
+    again = described["refit_history"]
+    estimator.refit_history_ = again and History(**again)
+    for name in _PLAIN_ATTRIBUTES:
+        setattr(estimator, f"{name}_", described[name])
+    estimator._rebuild_targets(described, _WHERE)
+
+
+def _check_arguments(plain: dict[str, Any], estimator: UDNEstimator) -> None:
+    """Arguments of the constructor, each with a value that it could have had."""
+    known = set(estimator.get_params(deep=False)) - {*files.PARTS, "device"}
+    for name, value in plain.items():
+        where = f"{_WHERE}.arguments.plain.{name[:60]}"
+        if name not in known:
+            raise FileError(f"the field {where} is not known to this version")
+        _ARGUMENTS.get(name, anything)(value, where)
+
+
+def _check_inputs(layers: Any, columns: int) -> None:
+    """Built-in layers must take the rows of a table of so many columns."""
+    if isinstance(layers, ResidualConv):
+        raise FileError("its layers are for images, an estimator has rows of a table")
+    if isinstance(layers, Dense) and layers.in_features != columns:
+        raise FileError(f"its first layer takes {layers.in_features} numbers, a row has {columns}")
+
+
+def _is_odd(value: Any) -> bool:
+    """Whether it is one of the numbers that JSON has no word for: a loss that was not finite."""
+    return isinstance(value, float) and (value != value or value in (np.inf, -np.inf))
 
 
 def _arguments(estimator: UDNEstimator) -> dict[str, Any]:

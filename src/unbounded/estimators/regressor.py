@@ -11,6 +11,8 @@ from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
+from unbounded.likelihoods.categorical import ClassLikelihood
+from unbounded.schema import FileError, flag
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -135,10 +137,20 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             "single_target": self._single_target,
         }
 
-    def _rebuild_targets(self, described: dict[str, Any]) -> None:
-        columns = len(described["target_scaling"]["center"])
-        self.target_scaling_ = Scaling.from_dict(described["target_scaling"], columns)
-        self._single_target = bool(described["single_target"])
+    def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        scaling = described.get("target_scaling")
+        center = scaling.get("center") if isinstance(scaling, dict) else None
+        columns = len(center) if isinstance(center, list) else 0
+        likelihood, outputs = self.model_.likelihood, getattr(self.model_.layers, "out_features", 0)
+        if isinstance(likelihood, Gaussian):
+            columns = outputs // likelihood.noise.outputs_per_target or columns
+        elif isinstance(likelihood, ClassLikelihood):
+            raise FileError(f"a {type(likelihood).__name__} predicts classes, a regressor numbers")
+        place = f"{where}.target_scaling"
+        self.target_scaling_ = Scaling.from_dict(scaling, columns, place)
+        self._single_target = flag(described.get("single_target"), f"{where}.single_target")
+        if self._single_target and columns != 1:
+            raise FileError(f"the field {where}.single_target is true, there are {columns} targets")
 
     def _default_likelihood(self, size: int) -> Likelihood:
         return Gaussian(LearntNoise(num_targets=size))

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from unbounded.model import UDN
+from unbounded.schema import list_of, real, record
 
 Array = NDArray[Any]
 
@@ -127,12 +128,13 @@ class Scaling:
         return {"center": self.center.tolist(), "scale": self.scale.tolist()}
 
     @classmethod
-    def from_dict(cls, described: dict[str, Any], columns: int) -> "Scaling":
-        """What `to_dict` described, if it is of this many columns."""
-        found = cls(*(np.array(described[name], np.float64) for name in ("center", "scale")))
-        if {found.center.shape, found.scale.shape} != {(columns,)}:
-            raise ValueError(f"a scaling of {found.center.size} columns, {columns} were expected")
-        return found
+    def from_dict(cls, described: Any, columns: int, where: str) -> "Scaling":
+        """What `to_dict` described, if it is of this many columns; else a FileError."""
+        exactly = {"least": columns, "most": columns}
+        least = float(np.finfo(np.float64).tiny)
+        fields = {"center": list_of(real(), **exactly), "scale": list_of(real(least), **exactly)}
+        found = record(fields)(described, where)
+        return cls(*(np.array(found[name], np.float64) for name in fields))
 
     def apply(self, values: Array) -> NDArray[np.float64]:
         """Standardised values, `(…, column)`."""

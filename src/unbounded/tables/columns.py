@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from unbounded.schema import choice, flag, optional, real, record, text, whole
 from unbounded.tables import values as read
 from unbounded.tables.reading import NO_VALUE, Table, TableError
 from unbounded.tables.text import is_number, shorten
@@ -72,6 +73,30 @@ class Column:
             return ""
         many = f"over {TRACKED:,}" if self.distinct is None else f"{self.distinct:,}"
         return f"{many} value{'' if self.distinct == 1 else 's'}"
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str) -> "Column":
+        """What `asdict` made of a column; a FileError that names the field otherwise."""
+        column = cls(**_FIELDS(data, where))
+        if column.kind == "date":  # beyond these no calendar goes
+            for name in ("low", "high"):
+                optional(real(-1e13, 1e13))(getattr(column, name), f"{where}.{name}")
+        return column
+
+
+_FIELDS = record(
+    {"name": text(), "kind": choice("number", "category", "boolean", "date", "text", "dropped")},
+    {
+        "rows": whole(),
+        "missing": whole(),
+        "distinct": optional(whole()),
+        "low": optional(real()),
+        "high": optional(real()),
+        "format": optional(choice(*read.DATE_FORMATS)),
+        "numeric": flag,
+        "why": text(),
+    },
+)
 
 
 class Profile:

@@ -11,6 +11,18 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.schema import (
+    Check,
+    FileError,
+    choice,
+    flag,
+    list_of,
+    mapping,
+    real,
+    record,
+    text,
+    wrong,
+)
 from unbounded.tables.text import count_of
 from unbounded.tables.values import Floats
 
@@ -325,12 +337,42 @@ ENCODERS: dict[str, type[Encoder]] = {
 }
 
 
-def encoder_from_dict(data: dict[str, Any]) -> Encoder:
-    """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
-    fields = dict(data)
-    kind = fields.pop("kind")
+_SPREAD = real(1e-200)
+_SCALE = {"centre": real(), "spread": _SPREAD, "heavy": flag, "mean": real()}
+_SCALE |= {"sd": _SPREAD, "limit": _SPREAD}
+_NUMBER: dict[str, Check] = {"scale": record(_SCALE), "indicator": flag}
+_FIELDS: dict[str, dict[str, Check]] = {
+    "number": _NUMBER,
+    "boolean": _NUMBER,
+    "text": {},
+    "date": {**_NUMBER, "cycles": list_of(choice(*_CYCLES), most=len(_CYCLES))},
+    "category": {
+        "levels": list_of(text()),
+        "shares": list_of(real(0, 1)),
+        "other": flag,
+        "missing": flag,
+        "means": mapping(list_of(real(), least=1)),
+    },
+}
+
+
+def encoder_from_dict(data: Any, where: str = "encoder") -> Encoder:
+    """What `to_dict` described; a FileError that names the field if it is no such thing."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in ENCODERS:
+        raise wrong(f"{where}.kind", "one of " + ", ".join(ENCODERS), kind)
+    fields = record({"kind": text(), **_FIELDS[kind]})(data, where)
+    del fields["kind"]
     if "scale" in fields:
         fields["scale"] = Scale(**fields["scale"])
+    for name in ("levels", "cycles"):
+        if len(set(fields.get(name, ()))) < len(fields.get(name, ())):
+            raise FileError(f"the field {where}.{name} holds something twice")
+    if "levels" in fields and len(fields["shares"]) != len(fields["levels"]) + fields["other"]:
+        raise FileError(f"the field {where}.shares should be one for each level and for the rest")
+    means = fields.get("means")
+    if means and ("" not in means or len({len(row) for row in means.values()}) > 1):
+        raise FileError(f"the field {where}.means should be of one length, with one for the rest")
     return ENCODERS[kind](**fields)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.schema import FileError, list_of, mapping, record, text
 from unbounded.tables import values as read
 from unbounded.tables.columns import Column
 from unbounded.tables.encoders import ENCODERS, Coded, Encoder, Response, encoder_from_dict
@@ -197,14 +198,19 @@ class Encoding:
         }
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Encoding":
-        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
-        columns = [Column(**column) for column in data["columns"]]
-        encoders = {name: encoder_from_dict(d) for name, d in data["encoders"].items()}
+    def from_dict(cls, data: Any, where: str = "encoding") -> "Encoding":
+        """What `to_dict` described; a FileError that names the field if it is no such thing."""
+        fields = {"columns": list_of(Column.from_dict), "encoders": mapping(encoder_from_dict)}
+        found = record({**fields, "missing": list_of(text())})(data, where)
+        columns, encoders = found["columns"], found["encoders"]
+        if len({column.name for column in columns}) < len(columns):
+            raise FileError(f"the field {where}.columns names a column twice")
+        if set(encoders) != {column.name for column in columns if column.is_used}:
+            raise FileError(f"the field {where}.encoders should be one for each column in use")
         for column in columns:
             if column.is_used and encoders[column.name].kind != column.kind:
-                raise ValueError(f"column {column.name!r} has an encoder of another kind")
-        return cls(columns, encoders, tuple(str(text) for text in data["missing"]))
+                raise FileError(f"the column {column.name!r} has an encoder of another kind")
+        return cls(columns, encoders, tuple(found["missing"]))
 
 
 def _response(y: Floats, target: Target) -> Floats:

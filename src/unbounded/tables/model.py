@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.files import FileError, read_header, rebuilding
+from unbounded.files import Contents, FileError, read, rebuilding
+from unbounded.schema import anything, record
 from unbounded.tables.encoding import Encoding, Matrix
+from unbounded.tables.info import check_held_out, check_info
 from unbounded.tables.predictions import ByDepth
 from unbounded.tables.prepare import Examples, PreparedTable, prepare
 from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.scores import ScoreCollector, importance_of_columns
 from unbounded.tables.target import Target
-from unbounded.tables.text import closest, progress_bar, to_json
+from unbounded.tables.text import closest, progress_bar, shorten, to_json
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
@@ -293,36 +295,48 @@ class TableModel:
         self.estimator.save(path, extra={"table": data})
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> "TableModel":
-        """Read what `save` wrote.
+    def load(cls, path: str | Path | Contents, device: str = "auto") -> "TableModel":
+        """Read what `save` wrote, or its contents as `unbounded.files.read` gives them.
 
         Raises:
             FileError: if the file is damaged, of another version, or knows of no table.
         """
         from unbounded.estimators import load
 
-        data = read_header(path).get("extra", {}).get("table")
+        contents = read(path)
+        data = contents.extra.get("table")
         if not isinstance(data, dict):
             raise FileError(
-                f"{path} holds a model, but not one that `unbounded fit` made: "
+                f"{contents.label} holds a model, but not one that `unbounded fit` made: "
                 "it knows of no columns"
             )
         version = data.get("version")
-        if version != VERSION:
-            described = f"{path} describes its table in version {version!r}"
+        if type(version) is not int or version != VERSION:
+            described = f"{contents.label} describes its table in version {shorten(repr(version))}"
             raise FileError(f"{described}, this program reads version {VERSION}")
-        estimator = load(path, device=device)
-        with rebuilding(path, "has a damaged description of its table"):
-            encoding = Encoding.from_dict(data["encoding"])
-            target = Target.from_dict(data["target"])
-            info = dict(data["info"])
-            width = len(encoding.feature_names)
+        with rebuilding(contents, "has a damaged description of its table"):
+            fields = {"encoding": Encoding.from_dict, "target": Target.from_dict}
+            found = record({"version": anything, **fields, "info": check_info})(data, "extra.table")
+        estimator = load(contents, device=device)
+        with rebuilding(contents, "has a damaged description of its table"):
+            model = cls(estimator, found["encoding"], found["target"], found["info"])
+            model._check_parts()
+        return model
+
+    def _check_parts(self) -> None:
+        """A FileError if the table and the estimator of a file are not made for each other."""
+        width, estimator, target = len(self.encoding.feature_names), self.estimator, self.target
         if width != estimator.n_features_in_:
-            raise FileError(
-                f"{path} is damaged: its table makes {width} numbers, its model takes "
-                f"{estimator.n_features_in_}"
-            )
-        return cls(estimator, encoding, target, info)
+            takes = f"its model takes {estimator.n_features_in_}"
+            raise FileError(f"its table makes {width} numbers, {takes}")
+        if target.is_classes:
+            if not np.array_equal(target.labels, getattr(estimator, "classes_", ())):
+                raise FileError("its table has other classes than its model")
+        elif not getattr(estimator, "_single_target", False):
+            raise FileError("its table has one number to predict, its model does not")
+        held_out = self.info.get("held_out")
+        if held_out is not None:
+            check_held_out(held_out, target)
 
     def open(self, table: Any, delimiter: str | None = None, encoding: str | None = None) -> Table:
         """The table at a path or in a frame; what meant "missing" in training means it here.

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.schema import FileError, choice, flag, list_of, record, text
 from unbounded.tables import values as read
 from unbounded.tables.columns import Profile
 from unbounded.tables.reading import TableError
-from unbounded.tables.text import shorten
+from unbounded.tables.text import is_number, shorten
 from unbounded.tables.values import Floats
 
 TASKS = ("classification", "regression")
@@ -80,12 +81,19 @@ class Target:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Target":
-        """What `to_dict` described; a KeyError, TypeError or ValueError if it is no such thing."""
-        target = cls(str(data["name"]), data["task"], list(data["classes"]), data["numeric"])
-        if target.task not in TASKS or (target.is_classes and len(target.classes) < 2):
-            raise ValueError(f"no target: {data}")
+    def from_dict(cls, data: Any, where: str = "target") -> "Target":
+        """What `to_dict` described; a FileError that names the field if it is no such thing."""
+        target = cls(**_FIELDS(data, where))
+        if target.is_classes != (len(target.classes) > 1) or len(target.classes) == 1:
+            raise FileError(f"the field {where}.classes does not fit the task {target.task}")
+        if target.numeric and not all(is_number(name) for name in target.classes):
+            raise FileError(f"the field {where}.numeric is true, the classes are no numbers")
         return target
+
+
+_FIELDS = record(
+    {"name": text(), "task": choice(*TASKS), "classes": list_of(text()), "numeric": flag}
+)
 
 
 def infer_target(profile: Profile, task: str | None = None) -> Target:

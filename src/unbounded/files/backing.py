@@ -1,0 +1,137 @@
+"""What a header asks for must be backed by the tensors of its file before any of it is built."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unbounded.depth import RateFamily
+from unbounded.files.contents import under
+from unbounded.files.parts import CONCENTRATION
+from unbounded.likelihoods import Gaussian
+from unbounded.likelihoods.gaussian import LearntNoise
+from unbounded.schema import FileError
+
+_FAR = 1000  # λ this far beyond the layers is looked at no further
+_FAR_WITH_LIMIT = 1e6
+
+
+def reach_allowed(num_layers: int) -> int:
+    """How deep q may reach in a file of so many layers.
+
+    A step moves λ after the layers for it were born, so q may reach a little beyond them;
+    predictions do without, and create nothing.
+    """
+    return 2 * num_layers + 8
+
+
+def check_layers(num_layers: int, state: dict[str, Tensor]) -> None:
+    """A file cannot ask for more layers than it has tensors for."""
+    if num_layers > len(state):
+        raise FileError(f"it claims {num_layers} layers and holds {len(state)} tensors")
+
+
+def check_depth(described: dict[str, Any], num_layers: int, state: dict[str, Tensor]) -> None:
+    """Depths in the arguments of a family must be among the layers of the file."""
+    config = described["config"]
+    for name in ("depth", "max_depth"):
+        if config.get(name, 1) > num_layers:
+            raise FileError(
+                f"it claims depth.{name} = {config[name]} and holds {num_layers} layers"
+            )
+    if "max_depth" in config:
+        _check_shape("depth.logits", state, (config["max_depth"],))
+
+
+def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> None:
+    """A noise for so many targets must have a tensor of that size."""
+    noise = described["config"].get("noise", {})
+    if "num_targets" in noise:
+        _check_shape("likelihood.noise.log_scale", state, (noise["num_targets"],))
+
+
+def check_network(
+    layers: Any, first_depth: int, num_layers: int, dtype: torch.dtype, state: dict[str, Tensor]
+) -> None:
+    """The layers and heads of a built-in generator must be those of the file, tensor by tensor.
+
+    Sizes come from modules on torch's meta device, which hold no memory.
+    """
+    heads = [1] if layers.shares_head else range(first_depth, num_layers + 1)
+    expected: dict[str, Tensor] = {}
+    # A tensor is looked at as soon as its module is there: what is refused has cost no more.
+    for role, depths in (("hidden", range(1, num_layers + 1)), ("heads", heads)):
+        for depth in depths:
+            prefix = f"network.{role}.{depth}."
+            with torch.device("meta"):
+                module: nn.Module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
+            for name, tensor in module.state_dict().items():
+                _check_shape(prefix + name, state, tuple(tensor.shape), dtype)
+                expected[prefix + name] = tensor
+    for name in under(state, "network."):
+        if f"network.{name}" not in expected:
+            raise FileError(
+                f"it claims {num_layers} layers and names another tensor, network.{name[:80]}"
+            )
+
+
+def check_family(family: Any, num_layers: int, state: dict[str, Tensor]) -> None:
+    """λ of a built-in family with a rate must be one that the layers of the file are made for."""
+    if not isinstance(family, RateFamily):
+        return
+    raw = state.get("depth.raw_rate")
+    if raw is None or raw.shape != () or not raw.is_floating_point():
+        raise FileError("its tensor depth.raw_rate is missing or not a single number")
+    far = reach_allowed(num_layers) + _FAR if family.limit is None else _FAR_WITH_LIMIT
+    if not float(raw) <= far:
+        raise FileError(f"its λ is {float(raw):g}, far beyond its {num_layers} layers")
+    if "depth.nu" in state:
+        nu = state["depth.nu"]
+        if nu.shape != () or not nu.is_floating_point():
+            raise FileError("its tensor depth.nu is not a single number")
+        CONCENTRATION(float(nu), "depth.nu")
+
+
+def check_finite(state: dict[str, Tensor], may_be_infinite: set[str]) -> None:
+    """A FileError that names the first tensor with a NaN or an infinite number.
+
+    Args:
+        state: all tensors of a model.
+        may_be_infinite: names of buffers of the user's own layers: masks have infinite numbers.
+    """
+    for name, tensor in state.items():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        bad = tensor.isnan() if name in may_be_infinite else ~tensor.isfinite()
+        if bool(bad.any()):
+            count = int(bad.sum())
+            raise FileError(f"its tensor {name} holds {count} numbers that are not finite")
+
+
+def check_outputs(model: Any) -> None:
+    """The heads of a model with built-in parts must give what its likelihood takes."""
+    size = getattr(model.layers, "out_features", None)
+    if not isinstance(size, int):
+        return
+    likelihood = model.likelihood
+    likelihood.check_outputs(model.anchor.new_zeros(1, 1, size))
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
+        scales = likelihood.noise.log_scale.detach().float().exp()
+        if not bool(((scales > 0) & (scales < math.inf)).all()):
+            raise FileError("its noise has a scale of zero or beyond all numbers")
+
+
+def _check_shape(
+    name: str,
+    state: dict[str, Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> None:
+    if name not in state:
+        raise FileError(f"it lacks the tensor {name}")
+    found = state[name]
+    if tuple(found.shape) != shape:
+        raise FileError(f"its tensor {name} has the shape {tuple(found.shape)}, not {shape}")
+    if dtype is not None and found.dtype != dtype:
+        raise FileError(f"its tensor {name} is of {found.dtype}, the model of {dtype}")
