@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import Eager, Member
+from unbounded.engines.optimizer_states import check_tensor
+from unbounded.engines.states import check_family
+from unbounded.files import FileError
 from unbounded.steps.batches import Batch
 from unbounded.steps.objective import Gradient
 from unbounded.steps.step import pieces
@@ -143,12 +146,28 @@ class _Captures:
     def release(self) -> None:
         """Leave the model as it was found."""
         self.member.model.network.configure(compiles=self.compiled_before)
-        self.member.model.zero_grad(set_to_none=True)
+        if self.entries:  # gradients lie where the graphs want them
+            self.member.model.zero_grad(set_to_none=True)
         self.forget()
 
     def state(self) -> dict[str, Tensor]:
         """What is known of λ and what is under way, so that a resumed run sees the same."""
         return {str(index): sent for index, sent in enumerate(self.lagging.pending())}
+
+    def check_state(self, tensors: dict[str, Tensor], num_layers: int) -> None:
+        """A FileError unless `load_state` can take these."""
+        family, own = self.member.model.depth, self.lagging.pending()
+        most = self.engine.lag + 2 if own else 0
+        if not len(own) <= len(tensors) <= most:
+            raise FileError(f"extra: there are {len(tensors)} copies of λ, {most} at most are sent")
+        named = dict(family.named_parameters()) | dict(family.named_buffers())
+        sizes = [tensor.numel() for tensor in named.values()]
+        for index in range(len(tensors)):
+            check_tensor(f"extra.{index}", tensors.get(str(index)), own[0])
+            pieces = tensors[str(index)].split(sizes)
+            check_family(
+                family, dict(zip(named, pieces, strict=True)), num_layers, f"extra.{index}."
+            )
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Go on from `state`."""
