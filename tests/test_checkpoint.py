@@ -144,7 +144,7 @@ def test_refusals(tmp_path):
     ub.fit(classifier(), x, y, **options)
     model = classifier()
     optimizer = ub.make_optimizer(model, torch.optim.SGD, lr=0.1)
-    with pytest.raises(FileError, match="optimizer was 'Adam', is {'kind': 'SGD'"):
+    with pytest.raises(FileError, match=r"optimizer was 'Adam', is \{'kind': 'SGD'"):
         ub.fit(model, x, y, resume=True, optimizer=optimizer, **options)
     with pytest.raises(FileError, match="written with Adam, training now uses SGD"):
         ub.fit(model, x, y, resume=True, optimizer=optimizer, resume_despite="optimizer", **options)

@@ -154,12 +154,14 @@ class _Captures:
         """What is known of λ and what is under way, so that a resumed run sees the same."""
         return {str(index): sent for index, sent in enumerate(self.lagging.pending())}
 
-    def check_state(self, tensors: dict[str, Tensor], num_layers: int) -> None:
-        """A FileError unless `load_state` can take these."""
+    def check_state(self, tensors: dict[str, Tensor], num_layers: int, steps: int) -> None:
+        """A FileError unless `load_state` can take these, of a model that took so many steps."""
         family, own = self.member.model.depth, self.lagging.pending()
-        most = self.engine.lag + 2 if own else 0
-        if not len(own) <= len(tensors) <= most:
-            raise FileError(f"extra: there are {len(tensors)} copies of λ, {most} at most are sent")
+        each_step = self.member.options.grow_every == "step"  # else all of an epoch are under way
+        most = min(steps, self.engine.lag + 1) if each_step else steps
+        fits = len(tensors) == most + 1 if each_step else 1 <= len(tensors) <= most + 1
+        if not fits if own else tensors:
+            raise FileError(f"extra: {len(tensors)} copies of λ do not fit {steps} steps")
         named = dict(family.named_parameters()) | dict(family.named_buffers())
         sizes = [tensor.numel() for tensor in named.values()]
         for index in range(len(tensors)):

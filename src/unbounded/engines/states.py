@@ -142,7 +142,8 @@ def check_member(
         _check_average(model, plain["average_steps"], under(tensors, "average."), parameters)
     _check_rule(member, under(tensors, "rule."), changed)
     if member.extra is not None:
-        member.extra.check_state(under(tensors, "extra."), plain["num_layers"])
+        extra = under(tensors, "extra.")
+        member.extra.check_state(extra, plain["num_layers"], plain["steps"])
     if member.data.generator is not None and "seed" not in changed:
         check_generator("shuffle", tensors.get("shuffle"), member.data.generator)
 

@@ -85,11 +85,11 @@ def load(trainer: "Trainer", path: str | Path, despite: frozenset[str] = frozens
         changed = check_same(header["fingerprint"], trainer.fingerprint, despite)
         _check_members(trainer, header)
         _check_random(trainer, tensors)
+        _warn_of_versions(path, header["versions"])  # who makes warnings errors stops it here
         arguments = (changed,) if changed else ()  # engines of others may not know of it
         trainer.engine.load_state(header["state"], under(tensors, "engine."), *arguments)
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
-    _warn_of_versions(path, header["versions"])
     trainer.epoch, trainer.seconds = header["epoch"], header["seconds"]
     for member, described in zip(trainer.members, header["members"], strict=True):
         _restore(member, described)
@@ -230,10 +230,14 @@ def _check_members(trainer: "Trainer", header: dict[str, Any]) -> None:
     if len(header["members"]) != len(trainer.members):
         raise wrong("members", f"a list of {len(trainer.members)}", header["members"])
     done = header["epoch"]
+    if done > 1 + max(own["epochs"] for own in header["members"]):
+        raise wrong("epoch", "as many as a model has trained for", done)
     for number, own in enumerate(header["members"]):
         where = f"members[{number}]"
-        if own["epochs"] > done:
-            raise wrong(f"{where}.epochs", f"at most the {done} of the run", own["epochs"])
+        if own["epochs"] > done or (own["epochs"] < done and not own["stopped"]):
+            raise wrong(f"{where}.epochs", f"the {done} of the run", own["epochs"])
+        if own["row"].get("epoch", 0) != own["epochs"]:
+            raise wrong(f"{where}.row.epoch", str(own["epochs"]), own["row"].get("epoch"))
         rows = [(f"{where}.rows[{n}]", row) for n, row in enumerate(own["rows"])]
         rows += [(f"{where}.row", own["row"])] if own["row"] or own["epochs"] else []
         rows += [(f"{where}.best.row", own["best"]["row"])] if own["best"] else []

@@ -95,7 +95,10 @@ def check_same(then: dict[str, Any], now: dict[str, Any], accepted: frozenset[st
     Raises:
         FileError: one line that names every difference with both values.
     """
-    differing = {name: list(_differences(name, then.get(name), now[name])) for name in now}
+    for name in then.keys() ^ now.keys():
+        what = "missing" if name in now else "not known to this version"
+        raise FileError(f"the field fingerprint.{name} is {what}")
+    differing = {name: list(_differences(name, then[name], now[name])) for name in now}
     differing = {name: found for name, found in differing.items() if found}
     refused = {name: found for name, found in differing.items() if name not in accepted}
     if not refused:
