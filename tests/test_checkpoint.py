@@ -144,9 +144,11 @@ def test_refusals(tmp_path):
     ub.fit(classifier(), x, y, **options)
     model = classifier()
     optimizer = ub.make_optimizer(model, torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match="written with Adam, training now uses SGD"):
+    with pytest.raises(FileError, match=r"optimizer was 'Adam', is \{'kind': 'SGD'"):
         ub.fit(model, x, y, resume=True, optimizer=optimizer, **options)
-    with pytest.raises(FileError, match="written by another model"):
+    with pytest.raises(FileError, match="written with Adam, training now uses SGD"):
+        ub.fit(model, x, y, resume=True, optimizer=optimizer, resume_despite="optimizer", **options)
+    with pytest.raises(FileError, match=r"layers.width was \d+, is 9"):
         ub.fit(classifier(width=9), x, y, resume=True, **options)
     whole = path.read_bytes()
     tensors, metadata = ub.files.read_tensors(path)

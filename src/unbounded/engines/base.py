@@ -111,12 +111,30 @@ class Engine(ABC):
         """What the next epoch depends on: plain data (JSON) and tensors."""
 
     @abstractmethod
-    def load_state(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave.
+    def load_state(
+        self,
+        plain: dict[str, Any],
+        tensors: dict[str, Tensor],
+        changed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Go on from what `state` gave; nothing of it is trusted, all of it comes from a file.
+
+        Args:
+            plain: data of JSON.
+            tensors: by name.
+            changed: what differs from the run that wrote it and was accepted, in the words of
+                `resume_despite`: in these the call has its way.
 
         Raises:
-            FileError: if it is not of these models.
+            FileError: if it is not of these models; then nothing was touched.
         """
+
+    def go_on(self, model: int) -> None:
+        """The opposite of `stop`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot go on with a model that stopped")
+
+    def let_go(self) -> None:  # noqa: B027 (most engines touch nothing before the first epoch)
+        """Before the first epoch, instead of `finish`: the models stay as they were found."""
 
     def show(self) -> None:  # noqa: B027 (most engines train the models themselves)
         """Before callbacks: the models have their present weights."""

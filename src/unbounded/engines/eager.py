@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unbounded import growth
 from unbounded.engines.averages import MovingAverage
 from unbounded.engines.base import TERMS, Birth, Engine, Row, TrainingTask
-from unbounded.engines.states import load_member, save_member
-from unbounded.files import under
+from unbounded.engines.states import check_member, load_member, save_member
+from unbounded.files import FileError, under
 from unbounded.model import UDN
+from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import Batch, Batches, batches, check_shapes, training_batches
 from unbounded.steps.optimizers import make_optimizer
 from unbounded.steps.options import FitOptions
@@ -43,6 +44,7 @@ class Member:
     scaler: torch.amp.GradScaler | None
     average: MovingAverage | None
     base_rates: list[float]  # learning rates of the groups before any schedule
+    found: list[dict[str, Any]]  # options of the groups before a scheduler touched them
     steps: int = 0
     alive: bool = True
     failure: str | None = None
@@ -149,11 +151,43 @@ class Eager(Engine):
             tensors |= {f"{member.number}.{name}": tensor for name, tensor in own.items()}
         return {"capture_seconds": self.capture_seconds, "members": plain}, tensors
 
-    def load_state(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Put every member where it was."""
-        self.capture_seconds = plain["capture_seconds"]
-        for member, described in zip(self.members, plain["members"], strict=True):
-            load_member(member, described, under(tensors, f"{member.number}."))
+    def load_state(
+        self,
+        plain: dict[str, Any],
+        tensors: dict[str, Tensor],
+        changed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Put every member where it was; all are checked before the first is touched."""
+        count = len(self.members)
+        described = record(
+            {
+                "capture_seconds": real(0),
+                "members": list_of(anything, least=count, most=count),
+            }
+        )(plain, "state")
+        parts = [under(tensors, f"{member.number}.") for member in self.members]
+        if sum(len(part) for part in parts) != len(tensors):
+            raise FileError(f"there are tensors of more than the {count} models")
+        states = list(zip(self.members, described["members"], parts, strict=True))
+        for member, own, part in states:
+            where = f"state.members[{member.number}]"
+            check_member(member, own, part, changed, where=where, alone=count == 1)
+        self.capture_seconds = described["capture_seconds"]
+        for member, own, part in states:
+            load_member(member, own, part, changed)
+
+    def go_on(self, model: int) -> None:
+        """It takes batches again."""
+        self.members[model].alive = True
+
+    def let_go(self) -> None:
+        """The models and a given optimiser stay as they were found."""
+        for member in self.members:
+            self._release(member)
+            for group, before in zip(member.optimizer.param_groups, member.found, strict=True):
+                for key in group.keys() - before.keys() - {"params", "param_names"}:
+                    del group[key]
+                group.update(before)
 
     def optimizer(self, model: int) -> torch.optim.Optimizer:
         """The one that trains this model."""
@@ -220,6 +254,10 @@ class Eager(Engine):
         }
         check_shapes(model, [data, *sets.values()])
         optimizer = self._build_optimizer(number)
+        found = [
+            {k: v for k, v in group.items() if k not in ("params", "param_names")}
+            for group in optimizer.param_groups
+        ]
         scheduler = options.scheduler
         if scheduler is not None and not isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
             scheduler = scheduler(optimizer)
@@ -245,7 +283,12 @@ class Eager(Engine):
             scheduler,
             scaler,
             None if options.average is None else MovingAverage(model, options.average),
-            [float(group["lr"]) for group in optimizer.param_groups],
+            [
+                # A scheduler has moved them already, and keeps where it began.
+                float(group["lr"] if scheduler is None else group.get("initial_lr", group["lr"]))
+                for group in optimizer.param_groups
+            ],
+            found,
         )
 
     def _build_optimizer(self, number: int) -> torch.optim.Optimizer:

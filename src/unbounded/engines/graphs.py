@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import Eager, Member
+from unbounded.engines.optimizer_states import check_tensor
+from unbounded.engines.states import check_family
+from unbounded.files import FileError
 from unbounded.steps.batches import Batch
 from unbounded.steps.objective import Gradient
 from unbounded.steps.step import pieces
@@ -143,12 +146,30 @@ class _Captures:
     def release(self) -> None:
         """Leave the model as it was found."""
         self.member.model.network.configure(compiles=self.compiled_before)
-        self.member.model.zero_grad(set_to_none=True)
+        if self.entries:  # gradients lie where the graphs want them
+            self.member.model.zero_grad(set_to_none=True)
         self.forget()
 
     def state(self) -> dict[str, Tensor]:
         """What is known of λ and what is under way, so that a resumed run sees the same."""
         return {str(index): sent for index, sent in enumerate(self.lagging.pending())}
+
+    def check_state(self, tensors: dict[str, Tensor], num_layers: int, steps: int) -> None:
+        """A FileError unless `load_state` can take these, of a model that took so many steps."""
+        family, own = self.member.model.depth, self.lagging.pending()
+        each_step = self.member.options.grow_every == "step"  # else all of an epoch are under way
+        most = min(steps, self.engine.lag + 1) if each_step else steps
+        fits = len(tensors) == most + 1 if each_step else 1 <= len(tensors) <= most + 1
+        if not fits if own else tensors:
+            raise FileError(f"extra: {len(tensors)} copies of λ do not fit {steps} steps")
+        named = dict(family.named_parameters()) | dict(family.named_buffers())
+        sizes = [tensor.numel() for tensor in named.values()]
+        for index in range(len(tensors)):
+            check_tensor(f"extra.{index}", tensors.get(str(index)), own[0])
+            pieces = tensors[str(index)].split(sizes)
+            check_family(
+                family, dict(zip(named, pieces, strict=True)), num_layers, f"extra.{index}."
+            )
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Go on from `state`."""

@@ -1,18 +1,63 @@
-"""A model in training as plain data and tensors, and back."""
+"""A model in training as plain data and tensors, and back: first everything is checked."""
 
-from collections import Counter
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.files import FileError, under
+from unbounded.depth import RateFamily
+from unbounded.engines.optimizer_states import (
+    check_like,
+    check_optimizer,
+    check_scheduler,
+    check_tensor,
+    load_optimizer,
+    load_own_scheduler,
+    load_scheduler,
+    plain_group,
+    plain_scheduler,
+)
+from unbounded.engines.optimizer_states import scheduler_settings as scheduler_settings
+from unbounded.files import under
 from unbounded.model import deepest_layer
+from unbounded.schema import (
+    FileError,
+    anything,
+    flag,
+    list_of,
+    mapping,
+    optional,
+    real,
+    record,
+    text,
+    whole,
+    wrong,
+)
 
 if TYPE_CHECKING:
+    from unbounded.depth import DepthFamily
     from unbounded.engines.eager import Member
     from unbounded.model import UDN
+
+_MEMBER = record(
+    {
+        "num_layers": whole(1),
+        "steps": whole(0, 2**53),
+        "alive": flag,
+        "failure": optional(text()),
+        "best_layers": optional(whole(1)),
+        "average_steps": mapping(whole(0, 2**53)),
+        "optimizer": text(200),
+        "groups": list_of(mapping(anything), most=1000),
+        "base_rates": list_of(real(0), most=1000),
+        "optimizer_state": mapping(mapping(anything)),
+        "scheduler": optional(record({"kind": text(200), "state": mapping(anything)})),
+        "scaler": optional(mapping(real(0))),
+    }
+)
+_KINDS = ("model.", "optimizer.", "best.", "average.", "rule.", "extra.")
 
 
 def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -47,45 +92,84 @@ def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
         "best_layers": None if member.best is None else member.best[0],
         "average_steps": {} if member.average is None else dict(member.average.steps),
         "optimizer": type(optimizer).__name__,
-        "groups": [_plain_group(group) for group in optimizer.param_groups],
+        "groups": [plain_group(group) for group in optimizer.param_groups],
+        "base_rates": member.base_rates,
         "optimizer_state": plain_state,
-        "scheduler": None if member.scheduler is None else _pairs(member.scheduler.state_dict()),
+        "scheduler": plain_scheduler(member.scheduler),
         "scaler": None if member.scaler is None else member.scaler.state_dict(),
     }
     return plain, tensors
 
 
-def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Put a member where `save_member` found it: layers, weights, λ, optimiser, random state."""
+def check_member(
+    member: "Member",
+    plain: Any,
+    tensors: dict[str, Tensor],
+    changed: frozenset[str],
+    *,
+    where: str,
+    alone: bool,
+) -> None:
+    """A FileError unless `load_member` can put all of it in its place; changes nothing.
+
+    Args:
+        member: of the call.
+        plain: what `save_member` gave.
+        tensors: likewise.
+        changed: what differs from the run that wrote it, and was accepted.
+        where: the name of its place in the file.
+        alone: whether weights that are no numbers are an error. One of several models may have
+            come to its end, while the others go on.
+    """
+    plain = _MEMBER(plain, where)
+    unknown = [n for n in tensors if n != "shuffle" and not n.startswith(_KINDS)]
+    if unknown:
+        raise FileError(f"the tensor {unknown[0]} is not known to this version")
+    model = member.model
+    parameters = _check_model(model, plain["num_layers"], tensors, "model.")
+    if alone and plain["alive"]:
+        for name in (*(f"model.{n}" for n in parameters), *tensors):
+            moves = name.startswith(("optimizer.", "average.")) or name[6:] in parameters
+            if moves and tensors[name].is_floating_point():
+                _check_finite(name, tensors[name])
+    check_optimizer(member, plain, under(tensors, "optimizer."), parameters, changed)
+    check_scheduler(member, plain["scheduler"], plain["steps"], changed)
+    if member.scaler is not None:
+        check_like(member.scaler.state_dict(), plain["scaler"], f"{where}.scaler")
+    if plain["best_layers"] is not None:
+        _check_model(model, plain["best_layers"], tensors, "best.")
+    if member.average is not None:
+        _check_average(model, plain["average_steps"], under(tensors, "average."), parameters)
+    _check_rule(member, under(tensors, "rule."), changed)
+    if member.extra is not None:
+        extra = under(tensors, "extra.")
+        member.extra.check_state(extra, plain["num_layers"], plain["steps"])
+    if member.data.generator is not None and "seed" not in changed:
+        check_generator("shuffle", tensors.get("shuffle"), member.data.generator)
+
+
+def load_member(
+    member: "Member", plain: dict[str, Any], tensors: dict[str, Tensor], changed: frozenset[str]
+) -> None:
+    """Put a member where `save_member` found it: layers, weights, λ, optimiser, random state.
+
+    All of it has passed `check_member`. What only the code of a scheduler of somebody's own can
+    check comes first, before anything else is touched.
+    """
     model, optimizer = member.model, growth.unwrapped(member.optimizer)
-    if plain["optimizer"] != type(optimizer).__name__:
-        raise ValueError(
-            f"the checkpoint was written with {plain['optimizer']}, "
-            f"training now uses {type(optimizer).__name__}"
-        )
-    _check_count(plain["num_layers"], tensors)
-    state = under(tensors, "model.")
-    if deepest_layer(state) > plain["num_layers"]:  # `load_state_dict` would make them all
-        raise FileError(
-            f"the checkpoint claims {plain['num_layers']} layers and names {deepest_layer(state)}"
-        )
+    load_own_scheduler(member, plain["scheduler"])
     growth.resize(model, plain["num_layers"], optimizer)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise FileError(f"the checkpoint was written by another model: {error}") from None
-    _load_optimizer(optimizer, model, plain, under(tensors, "optimizer."))
-    if member.scheduler is not None and plain["scheduler"] is not None:
-        member.scheduler.load_state_dict(_unpaired(plain["scheduler"]))
+    model.load_state_dict(under(tensors, "model."))
+    load_optimizer(member, plain, under(tensors, "optimizer."), changed)
+    load_scheduler(member, plain["scheduler"])
     if member.scaler is not None and plain["scaler"] is not None:
         member.scaler.load_state_dict(plain["scaler"])
     member.steps, member.alive = plain["steps"], plain["alive"]
     member.failure = plain["failure"]
-    if member.options.depth_rule is not None:
-        state = under(tensors, "rule.")
-        if state.keys() != member.options.depth_rule.state().keys():
-            raise FileError("the checkpoint was written without this depth_rule")
-        member.options.depth_rule.load_state(model, state)
+    state = under(tensors, "rule.")
+    rule = member.options.depth_rule
+    if rule is not None and state.keys() == rule.state().keys():
+        rule.load_state(model, state)
     if member.extra is not None:
         member.extra.load_state(under(tensors, "extra."))
     if member.average is not None:
@@ -93,82 +177,125 @@ def load_member(member: "Member", plain: dict[str, Any], tensors: dict[str, Tens
         member.average.values = {k: v.to(device) for k, v in under(tensors, "average.").items()}
         member.average.steps = dict(plain["average_steps"])
     if plain["best_layers"] is not None:
-        _check_count(plain["best_layers"], tensors)
         member.best = plain["best_layers"], under(tensors, "best.")
-    if member.data.generator is not None and "shuffle" in tensors:
+    if member.data.generator is not None and "shuffle" in tensors and "seed" not in changed:
         member.data.generator.set_state(tensors["shuffle"])
 
 
-def _load_optimizer(
-    optimizer: torch.optim.Optimizer,
-    model: "UDN",
-    plain: dict[str, Any],
-    tensors: dict[str, Tensor],
+def check_generator(where: str, state: Tensor | None, generator: torch.Generator) -> None:
+    """A FileError unless this is a state that a generator of the same kind can have."""
+    check_tensor(where, state, generator.get_state())
+    assert state is not None
+    if generator.device.type == "cpu":
+        # The twister keeps 624 words: it would read behind them, were there more left than that.
+        left = int(state[8:12].clone().view(torch.int32))
+        following = int(state[16:24].clone().view(torch.int64))
+        if left < 1 or following < 0 or left + following > 625:
+            raise FileError(f"the tensor {where} is no state of a generator")
+    try:
+        torch.Generator(generator.device).set_state(state.clone())
+    except RuntimeError:
+        raise FileError(f"the tensor {where} is no state of a generator") from None
+
+
+def check_family(
+    family: "DepthFamily", numbers: dict[str, Tensor], num_layers: int, where: str
 ) -> None:
-    if len(plain["groups"]) != len(optimizer.param_groups):
-        raise ValueError(
-            f"the checkpoint has {len(plain['groups'])} parameter groups, "
-            f"the optimiser {len(optimizer.param_groups)}"
-        )
-    for group, saved in zip(optimizer.param_groups, plain["groups"], strict=True):
-        for key, value in saved.items():
-            # JSON has no tuples: keep the kind of container that the optimiser itself uses.
-            group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-    optimizer.state.clear()
-    fused = any(g.get("fused") or g.get("capturable") for g in optimizer.param_groups)
-    by_parameter: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        name, _, short = key.rpartition(".")
-        by_parameter.setdefault(name, {})[short] = value
-    for name, parameter in model.named_parameters():
-        state: dict[str, Any] = dict(plain["optimizer_state"].get(name, {}))
-        for short, value in by_parameter.get(name, {}).items():
-            if value.dim() and value.shape == parameter.shape:
-                # In the parameter's memory format too: fused optimisers go by memory.
-                like = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-                state[short] = like.copy_(value)
-            else:
-                # `step` stays where the optimiser keeps it (on the CPU unless fused on CUDA).
-                device = parameter.device if value.dim() or fused else value.device
-                state[short] = value.to(device)
-        if state:
-            optimizer.state[parameter] = state
+    """A FileError if λ is no number, or asks for far more layers than there are."""
+    for name, value in numbers.items():
+        if value.is_floating_point():
+            _check_finite(where + name, value)
+    if not isinstance(family, RateFamily) or "raw_rate" not in numbers:
+        return
+    # A step moves λ a little; a rate out of all proportion would have layers born without end.
+    most = 1000.0 + 10 * num_layers if family.limit is None else 1e8
+    rate = float(numbers["raw_rate"])
+    if rate > most:
+        raise wrong(where + "raw_rate", f"at most {most:g}, with {num_layers} layers", rate)
+    if "nu" in numbers:
+        least = min(0.01, float(dict(family.named_buffers())["nu"]))
+        real(least, 1e6)(float(numbers["nu"]), where + "nu")
 
 
-def _pairs(value: Any) -> Any:
-    """The same for JSON, whose keys are strings: other dictionaries as lists of pairs."""
-    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
-        kind = "counter" if isinstance(value, Counter) else "dict"
-        return {_PAIRS: kind, "items": [[key, _pairs(item)] for key, item in value.items()]}
-    if isinstance(value, dict):
-        return {key: _pairs(item) for key, item in value.items()}
-    return [_pairs(item) for item in value] if isinstance(value, list) else value
+def _check_finite(where: str, tensor: Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise FileError(f"the tensor {where} holds numbers that are not finite")
 
 
-def _unpaired(value: Any) -> Any:
-    """The way back from `_pairs`."""
-    if isinstance(value, dict) and _PAIRS in value:
-        found = {key: _unpaired(item) for key, item in value["items"]}
-        return Counter(found) if value[_PAIRS] == "counter" else found
-    if isinstance(value, dict):
-        return {key: _unpaired(item) for key, item in value.items()}
-    return [_unpaired(item) for item in value] if isinstance(value, list) else value
+def _check_model(
+    model: "UDN", num_layers: int, tensors: dict[str, Tensor], kind: str
+) -> dict[str, Tensor]:
+    """A FileError unless these tensors are those of the model with so many layers.
 
+    Layers that the model does not have now are made one at a time and let go again: a file that
+    claims more than it holds is found out before much memory is asked for.
 
-_PAIRS = "pairs of a"
-
-
-def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
-    plain = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    return {
-        key: value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
-        for key, value in plain.items()
-    }
-
-
-def _check_count(num_layers: Any, tensors: dict[str, Tensor]) -> None:
-    """A file cannot ask for more layers than it has tensors for."""
-    if not isinstance(num_layers, int) or not 0 <= num_layers <= len(tensors):
+    Returns:
+        The tensors that are parameters, by name.
+    """
+    state = under(tensors, kind)
+    named = deepest_layer(state)
+    if num_layers > len(state) or named > num_layers:  # `load_state_dict` would make them all
         raise FileError(
-            f"the checkpoint claims {num_layers!r} layers and holds {len(tensors)} tensors"
+            f"the checkpoint claims {num_layers} layers and names {named} under {kind[:-1]}"
         )
+    seen: dict[str, Tensor] = {}
+
+    def compare(prefix: str, module: torch.nn.Module) -> None:
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for name, like in module.state_dict().items():
+            if _depth_of(prefix + name, model) <= num_layers:
+                check_tensor(kind + prefix + name, state.get(prefix + name), like)
+                known.add(prefix + name)
+                if name in parameters:
+                    seen[prefix + name] = state[prefix + name]
+
+    known: set[str] = set()
+    compare("", model)
+    network = model.network
+    first = 1 if network.shares_head else model.depth.first_depth()
+    for depth in range(1, num_layers + 1):
+        if str(depth) not in network.hidden:
+            compare(f"network.hidden.{depth}.", growth.create(model, "hidden", depth))
+        has_head = depth == 1 if network.shares_head else depth >= first
+        if has_head and str(depth) not in network.heads:
+            compare(f"network.heads.{depth}.", growth.create(model, "heads", depth))
+    unknown = sorted(state.keys() - known)
+    if unknown:
+        raise FileError(f"the tensor {kind}{unknown[0]} is not one of this model")
+    check_family(model.depth, under(state, "depth."), num_layers, f"{kind}depth.")
+    return seen
+
+
+def _depth_of(name: str, model: "UDN") -> int:
+    """The depth that a tensor goes away with, 0 for those that stay."""
+    roles = ("hidden",) if model.network.shares_head else ("hidden", "heads")
+    parts = name.split(".")
+    return int(parts[2]) if parts[0] == "network" and parts[1] in roles else 0
+
+
+def _check_average(
+    model: "UDN",
+    steps: dict[str, int],
+    values: dict[str, Tensor],
+    parameters: dict[str, Tensor],
+) -> None:
+    if steps.keys() != values.keys():
+        raise FileError("the fields of average_steps are not those of the tensors under average")
+    for name, value in values.items():
+        if name not in parameters:
+            raise FileError(f"the tensor average.{name} is of no parameter of the model")
+        check_tensor(f"average.{name}", value, parameters[name])
+    layers = max(1, model.network.num_layers, deepest_layer(parameters))
+    check_family(model.depth, under(values, "depth."), layers, "average.depth.")
+
+
+def _check_rule(member: "Member", state: dict[str, Tensor], changed: frozenset[str]) -> None:
+    rule = member.options.depth_rule
+    if rule is None:
+        return
+    if state.keys() != rule.state().keys():
+        if "depth_rule" not in changed:
+            raise FileError("the checkpoint was written without this depth_rule: tensors differ")
+        return  # another rule begins anew
+    rule.check_state(copy.copy(state))

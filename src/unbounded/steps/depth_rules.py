@@ -9,6 +9,7 @@ from torch import Tensor
 
 from unbounded import elbo
 from unbounded.depth import RateFamily
+from unbounded.schema import FileError
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -42,6 +43,13 @@ class DepthRule(ABC):
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint has to keep."""
         return {}
+
+    def check_state(self, state: dict[str, Tensor]) -> None:
+        """A FileError unless `load_state` can take these tensors of a file, which may be any."""
+        for name, like in self.state().items():
+            value = state[name]
+            if value.dtype != like.dtype or value.dim() != like.dim():
+                raise FileError(f"the tensor rule.{name} should be {like.dtype}, as the rule's is")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:  # noqa: B027
         """Put back what `state` gave."""
@@ -183,6 +191,17 @@ class RateAscent(DepthRule):
     def state(self) -> dict[str, Tensor]:
         """The running means, over how many steps they go, and whether λ rests."""
         return {"gain": self._gain, "seen": self._seen, "pace": self._pace}
+
+    def check_state(self, state: dict[str, Tensor]) -> None:
+        """Two means of one length, and a pace."""
+        super().check_state(state)
+        if state["gain"].shape != state["seen"].shape or len(state["gain"]) < 1:
+            raise FileError("the tensors rule.gain and rule.seen should be of one length")
+        for name, value in state.items():
+            if not bool(torch.isfinite(value).all()):
+                raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
+        if bool((state["seen"] < 0).any()) or float(state["pace"]) not in (0.0, 1.0):
+            raise FileError("rule.seen should be at least 0, rule.pace 0 or 1")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back."""

@@ -2,29 +2,46 @@
 
 import json
 import random
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from unbounded.files import (
+from unbounded.engines.optimizer_states import check_number
+from unbounded.engines.states import check_generator
+from unbounded.files import parse_header, read_header, read_tensors, under, write_tensors
+from unbounded.schema import (
     FileError,
-    parse_header,
-    read_header,
-    read_tensors,
-    under,
-    write_tensors,
+    anything,
+    choice,
+    list_of,
+    mapping,
+    optional,
+    real,
+    record,
+    text,
+    whole,
+    wrong,
 )
+from unbounded.training.fingerprint import check_same
 
 if TYPE_CHECKING:
     from unbounded.training.trainer import Trainer
 
-FORMAT = "unbounded-checkpoint-2"
+FORMAT = "unbounded-checkpoint-3"
+_EARLIER = ("unbounded-checkpoint-1", "unbounded-checkpoint-2")
+# Whose change makes scores of epochs before and after it two different things.
+_JUDGES = frozenset({"validation", "select", "likelihood"})
 
 
 def save(trainer: "Trainer", path: str | Path) -> None:
     """Everything that the next epoch depends on, into one file, by way of a temporary one."""
+    from unbounded import __version__
+
     plain, tensors = trainer.engine.state()
     tensors = {f"engine.{name}": tensor for name, tensor in tensors.items()}
     tensors["random.torch"] = torch.get_rng_state()
@@ -32,44 +49,45 @@ def save(trainer: "Trainer", path: str | Path) -> None:
         tensors["random.cuda"] = torch.cuda.get_rng_state(trainer.model.anchor.device)
     header = {
         "format": FORMAT,
+        "versions": {"unbounded": __version__, "torch": torch.__version__},
+        "fingerprint": trainer.fingerprint,
         "epoch": trainer.epoch,
         "seconds": trainer.seconds,
-        "models": _models(trainer),
         "members": [_describe(member) for member in trainer.members],
-        "engine": type(trainer.engine).__name__,
         "state": plain,
         "random": {"python": random.getstate(), "numpy": _numpy_state()},
     }
     try:
-        text = json.dumps(header)
+        written = json.dumps(header)
     except TypeError as error:
         raise ValueError(
             f"the state of the optimiser or scheduler is not plain data: {error}"
         ) from error
-    write_tensors(path, tensors, {"unbounded": text})
+    write_tensors(path, tensors, {"unbounded": written})
 
 
-def load(trainer: "Trainer", path: str | Path) -> None:
+def load(trainer: "Trainer", path: str | Path, despite: frozenset[str] = frozenset()) -> None:
     """Put the trainer where `save` found it.
 
+    Everything is checked before the models, the optimisers or a random state are touched.
+
+    Args:
+        trainer: of the call, as it is before its first epoch.
+        path: the file.
+        despite: what may differ from the run that wrote it; see `fit`.
+
     Raises:
-        FileError: if the file is damaged, or of other models or another engine.
+        FileError: if the file is damaged, or of another run; the line begins with the path.
     """
     tensors, metadata = read_tensors(path)
-    header = parse_header(path, metadata, FORMAT)
-    expected = _models(trainer)
-    if header["models"] != expected:
-        raise FileError(
-            f"{path} was written by other models: its first was {header['models'][:1]} of "
-            f"{len(header['models'])}, here it is {expected[:1]} of {len(expected)}"
-        )
-    if header["engine"] != type(trainer.engine).__name__:
-        raise FileError(
-            f"{path} was written by the engine {header['engine']}, "
-            f"training now uses {type(trainer.engine).__name__}"
-        )
+    header = _header(path, _of_today(path, lambda: parse_header(path, metadata, FORMAT)))
     try:
-        trainer.engine.load_state(header["state"], under(tensors, "engine."))
+        changed = check_same(header["fingerprint"], trainer.fingerprint, despite)
+        _check_members(trainer, header)
+        _check_random(trainer, tensors)
+        _warn_of_versions(path, header["versions"])  # who makes warnings errors stops it here
+        arguments = (changed,) if changed else ()  # engines of others may not know of it
+        trainer.engine.load_state(header["state"], under(tensors, "engine."), *arguments)
     except FileError as error:
         raise FileError(f"{path}: {error}") from None
     trainer.epoch, trainer.seconds = header["epoch"], header["seconds"]
@@ -82,6 +100,7 @@ def load(trainer: "Trainer", path: str | Path) -> None:
     torch.set_rng_state(tensors["random.torch"])
     if trainer.model.anchor.is_cuda and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"], trainer.model.anchor.device)
+    _begin_again(trainer, changed)
 
 
 def seconds_so_far(path: str | Path) -> float:
@@ -92,12 +111,163 @@ def seconds_so_far(path: str | Path) -> float:
     path = Path(path)
     pattern = f"{path.stem}-*of*{path.suffix}"
     files = [path] if path.exists() else sorted(path.parent.glob(pattern))
-    return sum(float(read_header(file, FORMAT)["seconds"]) for file in files)
+    return float(sum(_seconds(file) for file in files))
 
 
-def _models(trainer: "Trainer") -> list[Any]:
-    """What tells these models from others: family and seed of each."""
-    return [[type(model.depth).__name__, model.seed] for model in trainer.models]
+def _seconds(path: Path) -> float:
+    header = _of_today(path, lambda: read_header(path, FORMAT))
+    try:
+        seconds: float = real(0)(header.get("seconds"), "seconds")
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    return seconds
+
+
+def _begin_again(trainer: "Trainer", changed: frozenset[str]) -> None:
+    """Where scores mean something else now, the best epoch is sought among those to come."""
+    running = [n for n, m in enumerate(trainer.members) if m.stopped in ("", "patience")]
+    if "patience" in changed or changed & _JUDGES:
+        for number in running:
+            member = trainer.members[number]
+            waits = trainer.patience is None or member.bad_epochs < trainer.patience
+            if member.stopped and (waits or changed & _JUDGES):
+                member.stopped = ""
+                trainer.engine.go_on(number)
+    if changed & _JUDGES:
+        for number in running:
+            trainer.members[number].best, trainer.members[number].bad_epochs = None, 0
+        if trainer.task.validates:
+            trainer.engine.keep_best(running)  # should no epoch follow
+
+
+def _warn_of_versions(path: str | Path, versions: dict[str, str]) -> None:
+    if versions["torch"] != torch.__version__:
+        warnings.warn(
+            f"{path} was written with torch {versions['torch']}, this is {torch.__version__}: "
+            "training goes on, but not bit for bit",
+            stacklevel=5,
+        )
+
+
+# What a header holds ---------------------------------------------------------------------------
+
+
+def _of_today(path: str | Path, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is read, or a FileError that says so if an earlier version wrote it."""
+    try:
+        return read()
+    except FileError as error:
+        old = [name for name in _EARLIER if f"'{name}'" in str(error)]
+        if not old:
+            raise
+        raise FileError(
+            f"{path} was written by an earlier version of unbounded ({old[0]}) and cannot be "
+            f"resumed by this one ({FORMAT}): finish it with that version, or begin anew"
+        ) from None
+
+
+_COUNT = whole(0, 2**53)
+_KEYS = whole(0, 2**32 - 1)
+_BEST = record(
+    {"epoch": _COUNT, "key": list_of(check_number, least=2, most=2), "row": mapping(anything)}
+)
+_MEMBER = record(
+    {
+        "rows": list_of(mapping(anything)),
+        "births": list_of(record({"step": _COUNT, "epoch": _COUNT, "depth": whole(1, 2**53)})),
+        "best": optional(_BEST),
+        "bad_epochs": _COUNT,
+        "epochs": _COUNT,
+        "row": mapping(anything),
+        "stopped": choice("", "patience", "diverged"),
+    }
+)
+
+
+def _python_state(value: Any, where: str) -> list[Any]:
+    version, internal, gauss = list_of(anything, least=3, most=3)(value, where)
+    choice(3)(version, f"{where}[0]")
+    list_of(_KEYS, least=625, most=625)(internal, f"{where}[1]")
+    whole(0, 624)(internal[-1], f"{where}[1][624]")
+    optional(real())(gauss, f"{where}[2]")
+    return [version, internal, gauss]
+
+
+def _numpy(value: Any, where: str) -> list[Any]:
+    kind, keys, position, has_gauss, gauss = list_of(anything, least=5, most=5)(value, where)
+    choice("MT19937")(kind, f"{where}[0]")
+    list_of(_KEYS, least=624, most=624)(keys, f"{where}[1]")
+    whole(0, 624)(position, f"{where}[2]")
+    whole(0, 1)(has_gauss, f"{where}[3]")
+    real()(gauss, f"{where}[4]")
+    return [kind, keys, position, has_gauss, gauss]
+
+
+_HEADER = record(
+    {
+        "format": choice(FORMAT),
+        "versions": record({"unbounded": text(100), "torch": text(100)}),
+        "fingerprint": mapping(anything),
+        "epoch": _COUNT,
+        "seconds": real(0),
+        "members": list_of(_MEMBER),
+        "state": mapping(anything),
+        "random": record({"python": _python_state, "numpy": _numpy}),
+    }
+)
+
+
+def _header(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
+    try:
+        checked: dict[str, Any] = _HEADER(header, "")
+    except FileError as error:
+        raise FileError(f"{path}: {error}") from None
+    return checked
+
+
+def _check_members(trainer: "Trainer", header: dict[str, Any]) -> None:
+    """Histories that the rest of the run, and who reads its result, can rely on."""
+    if len(header["members"]) != len(trainer.members):
+        raise wrong("members", f"a list of {len(trainer.members)}", header["members"])
+    done = header["epoch"]
+    if done > 1 + max(own["epochs"] for own in header["members"]):
+        raise wrong("epoch", "as many as a model has trained for", done)
+    for number, own in enumerate(header["members"]):
+        where = f"members[{number}]"
+        if own["epochs"] > done or (own["epochs"] < done and not own["stopped"]):
+            raise wrong(f"{where}.epochs", f"the {done} of the run", own["epochs"])
+        if own["row"].get("epoch", 0) != own["epochs"]:
+            raise wrong(f"{where}.row.epoch", str(own["epochs"]), own["row"].get("epoch"))
+        rows = [(f"{where}.rows[{n}]", row) for n, row in enumerate(own["rows"])]
+        rows += [(f"{where}.row", own["row"])] if own["row"] or own["epochs"] else []
+        rows += [(f"{where}.best.row", own["best"]["row"])] if own["best"] else []
+        for place, row in rows:
+            _check_row(place, row, done)
+        before = 0
+        for place, row in rows[: len(own["rows"])]:
+            if row["epoch"] <= before:
+                raise wrong(f"{place}.epoch", f"more than {before}", row["epoch"])
+            before = row["epoch"]
+
+
+def _check_row(where: str, row: dict[str, Any], done: int) -> None:
+    for name in ("epoch", "step", "max_depth", "num_layers"):
+        whole(0, done if name == "epoch" else 2**53)(row.get(name), f"{where}.{name}")
+    for name in ("seconds", "elbo", "expected_log_lik", "depth_kl", "weight_kl", "depth_mean"):
+        check_number(row.get(name), f"{where}.{name}")
+    for name, value in row.items():  # scores, and what callbacks have added
+        if value is None or not isinstance(value, bool | int | float | str):
+            raise wrong(f"{where}.{name}", "a number", value)
+
+
+def _check_random(trainer: "Trainer", tensors: dict[str, Tensor]) -> None:
+    for name in tensors:
+        if name not in ("random.torch", "random.cuda") and not name.startswith("engine."):
+            raise FileError(f"the tensor {name} is not known to this version")
+    check_generator("random.torch", tensors.get("random.torch"), torch.default_generator)
+    device = trainer.model.anchor.device
+    if device.type == "cuda" and "random.cuda" in tensors:
+        check_generator("random.cuda", tensors["random.cuda"], torch.Generator(device))
 
 
 def _describe(member: Any) -> dict[str, Any]:

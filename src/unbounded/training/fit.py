@@ -14,6 +14,7 @@ from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
 from unbounded.training.callbacks import Callback
+from unbounded.training.fingerprint import check_words
 from unbounded.training.history import History
 from unbounded.training.trainer import FitResult, Trainer
 
@@ -41,6 +42,7 @@ def fit(
     progress: bool | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    resume_despite: str | Sequence[str] = (),
     seed: int | Sequence[int] | None = None,
     **options: Any,
 ) -> FitResult | list[FitResult]:
@@ -65,7 +67,10 @@ def fit(
         callbacks: objects with the hooks of `Callback`.
         progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
-            for bit, on a CPU.
+            for bit, on a CPU. More epochs are welcome; other data, options or models are an error
+            that names what differs.
+        resume_despite: names that may differ all the same, such as ["lr", "data"]: from here on
+            the call's count. With another `validation` or `select` the best epoch is sought anew.
         seed: of the shuffling; the model's seed by default. A list has one for each model.
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
@@ -78,6 +83,7 @@ def fit(
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
     _check_run(epochs, checkpoint, resume)
+    despite = check_words(resume_despite)
     lone = not isinstance(model, list | tuple)
     models: list[UDN] = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
     _check_models(models, options)
@@ -94,7 +100,8 @@ def fit(
         options=settings,
         lone=lone,
     )
-    run = {"progress": progress, "checkpoint": checkpoint, "resume": resume, "epochs": int(epochs)}
+    run: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint, "epochs": int(epochs)}
+    run |= {"resume": resume, "resume_despite": despite}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
     results = _in_chunks(models, settings.chunk, data, task, chosen, run)
     return results[0] if lone else results

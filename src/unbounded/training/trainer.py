@@ -18,6 +18,7 @@ from unbounded.steps.options import FitOptions
 from unbounded.steps.step import NonFiniteError
 from unbounded.training import checkpoint as checkpoints
 from unbounded.training.callbacks import Callback
+from unbounded.training.fingerprint import fingerprint
 from unbounded.training.history import History
 from unbounded.training.progress import Progress
 
@@ -99,6 +100,7 @@ class Trainer:
         self.epoch, self.seconds, self.member = 0, 0.0, 0
         self.rows: list[Row | None] = [None] * len(self.members)
         self.stopping = False
+        self.fingerprint: dict[str, Any] = {}  # made where there is a checkpoint to hold it
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1, got {patience}")
         if patience is not None and not self.task.validates:
@@ -146,10 +148,11 @@ class Trainer:
         progress: bool | None,
         checkpoint: str | Path | None,
         resume: bool,
+        resume_despite: frozenset[str] = frozenset(),
     ) -> list[FitResult]:
         """Train until `epochs` passes are done or something ends it earlier."""
-        if resume and checkpoint is not None and Path(checkpoint).exists():
-            checkpoints.load(self, checkpoint)
+        if checkpoint is not None:
+            self._prepare(checkpoint, resume, resume_despite)
         show = sys.stderr.isatty() if progress is None else progress
         bar = Progress(epochs, self.epoch, self.model.likelihood.score_name, show)
         modes = [model.training for model in self.models]
@@ -172,6 +175,17 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_fit_end(self)
         return [self._result(number, ended) for number in range(len(self.members))]
+
+    def _prepare(self, checkpoint: str | Path, resume: bool, despite: frozenset[str]) -> None:
+        """Note what this run is, and go on from the checkpoint if there is one."""
+        self.fingerprint = fingerprint(self)
+        if not resume or not Path(checkpoint).exists():
+            return
+        try:
+            checkpoints.load(self, checkpoint, despite)
+        except BaseException:
+            self.engine.let_go()
+            raise
 
     def _epochs(
         self, epochs: int, writer: "_Writer", bar: Progress, interrupted: threading.Event

@@ -76,6 +76,7 @@ class MemberOrders:
     def __init__(self, seeds: Sequence[int], sizes: Sequence[int], device: torch.device):
         keys = list(zip(seeds, sizes, strict=True))
         self._keys = list(dict.fromkeys(keys))
+        self.row_sizes = [size for _, size in self._keys]
         self.generators = [torch.Generator().manual_seed(seed) for seed, _ in self._keys]
         self.which = torch.tensor([self._keys.index(key) for key in keys], device=device)
         self._host = torch.zeros(len(self._keys), max(sizes), dtype=torch.long)

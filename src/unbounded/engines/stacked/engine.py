@@ -15,7 +15,13 @@ from unbounded.engines.stacked.computation import Computation
 from unbounded.engines.stacked.data import MemberData, MemberOrders, gather
 from unbounded.engines.stacked.optimizers import row_optimizer
 from unbounded.engines.stacked.posterior import reach_order
-from unbounded.files import FileError
+from unbounded.engines.stacked.states import (
+    check_orders,
+    check_stack,
+    check_tensors,
+    load_tensors,
+)
+from unbounded.files import under
 from unbounded.layers.base import is_plain
 from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into, untrained
 from unbounded.model import UDN
@@ -167,37 +173,39 @@ class Stacked(Engine):
         """All tensors of the computation, and the orders of rows."""
         work = self.work
         tensors = work.tensors()
+        del tensors["state.row"]  # made anew in every epoch, of the sets that there are then
         tensors |= {f"orders.{name}": tensor for name, tensor in work.orders.state().items()}
         plain = {
             "depth": work.depth,
             "drawn": work.orders.drawn,
-            "epoch": self.epoch,
             "alive": self._alive,
             "born": self._born,
             "failures": sorted(self._failures.items()),
         }
         return plain, tensors
 
-    def load_state(self, plain: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Allocate what was allocated, copy what was saved."""
-        work, depth = self.work, plain["depth"]
-        if not isinstance(depth, int) or not work.depth <= depth <= len(tensors) + 10_000:
-            raise FileError(f"it claims {depth!r} layers, {work.depth} are there already")
-        if depth > work.depth:
-            self._allocate(depth)
-        for name, tensor in work.tensors().items():
-            saved = tensors.get(name)
-            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-                raise FileError(
-                    f"it does not fit these models: {name} should be {tuple(tensor.shape)}, "
-                    f"it is {None if saved is None else tuple(saved.shape)}"
-                )
-            tensor.copy_(saved)
-        orders = {key: tensors[f"orders.{key}"] for key in ("generators", "next")}
-        work.orders.load(orders, plain["drawn"])
-        self.epoch = plain["epoch"]
-        self._alive, self._born = list(plain["alive"]), list(plain["born"])
-        self._failures = {int(model): why for model, why in plain["failures"]}
+    def load_state(
+        self,
+        plain: dict[str, Any],
+        tensors: dict[str, Tensor],
+        changed: frozenset[str] = frozenset(),
+    ) -> None:
+        """Allocate what was allocated, copy what was saved. No model is touched before the end."""
+        work, own = self.work, check_stack(self.work, plain, tensors)
+        continues = check_orders(work, own["drawn"], tensors, changed)
+        if own["depth"] > work.depth:
+            self._allocate(own["depth"])
+        load_tensors(work, check_tensors(work, own, tensors, changed), changed)
+        if continues:
+            work.orders.load(under(tensors, "orders."), own["drawn"] and "data" not in changed)
+        self._alive, self._born = own["alive"], own["born"]
+        self._failures = dict(own["failures"])
+
+    def go_on(self, model: int) -> None:
+        """Its rows are moved again."""
+        place = self.order.index(model)
+        self._alive[place] = True
+        self.work.state["alive"][place] = True
 
     @property
     def captured(self) -> int:
