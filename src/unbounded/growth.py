@@ -6,7 +6,6 @@ mid-run would break schedulers that keep one entry a group.
 """
 
 import inspect
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from unbounded.layers.draws import drawing_from
+
 if TYPE_CHECKING:
     from unbounded.model import UDN
 
 ROLES = ("hidden", "heads", "depth")
 """The optimiser's groups: hidden layers, heads (with the likelihood's parameters), depth."""
-
-
-# Births borrow torch's global generator: one at a time, or threads would draw from each other's.
-_ONE_BIRTH_AT_A_TIME = threading.Lock()
 
 
 class GrowthPlan(NamedTuple):
@@ -115,15 +112,9 @@ def resize(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | Non
 def create(model: "UDN", role: str, depth: int) -> nn.Module:
     """A new hidden layer or head. Its first weights depend on the model's seed and ℓ alone."""
     layers = model.layers
-    generator = torch.default_generator
-    with _ONE_BIRTH_AT_A_TIME:
-        before = generator.get_state()
-        try:
-            generator.manual_seed(birth_seed(model.seed, role, depth))
-            with torch.device("cpu"):
-                module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
-        finally:
-            generator.set_state(before)
+    generator = torch.Generator().manual_seed(birth_seed(model.seed, role, depth))
+    with torch.device("cpu"), drawing_from(generator):
+        module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"the layers must give an nn.Module as {role} of depth {depth}, "

@@ -250,12 +250,13 @@ def _counts(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     if (size, device) in _VIEWS:
         return _VIEWS[size, device]
     tables = _TABLES.setdefault(device, [])
-    if not tables or tables[-1][0].shape[0] < size:
-        # Outside of inference mode: what is first made while predicting serves training too.
-        with torch.inference_mode(False):
-            counts = torch.arange(max(64, 2 * size), dtype=torch.float64, device=device)
-            tables.append((counts, torch.lgamma(counts + 1)))
+    # Outside of inference mode: what is first made while predicting serves training too.
     with torch.inference_mode(False):
-        counts, log_factorials = tables[-1]
-        _VIEWS[size, device] = counts[:size], log_factorials[:size]
-    return _VIEWS[size, device]
+        # By size and not the latest: another thread may have added one that is too small.
+        table = next((pair for pair in reversed(tables) if pair[0].shape[0] >= size), None)
+        if table is None:
+            counts = torch.arange(max(64, 2 * size), dtype=torch.float64, device=device)
+            table = counts, torch.lgamma(counts + 1)
+            tables.append(table)
+        _VIEWS[size, device] = views = table[0][:size], table[1][:size]
+    return views
