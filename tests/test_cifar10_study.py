@@ -19,6 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 import unbounded as ub
+from unbounded import interrupts
 from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
@@ -341,7 +342,7 @@ def test_an_interrupted_study_says_what_is_kept(tmp_path, trainer, capsys, numbe
     before = signal.getsignal(number)
     trainer.before = interrupt
     words = ("--models", "5,10,20", "--classes", "all", "--seeds", "1")
-    assert reproduce(tmp_path, *words) == 130
+    assert reproduce(tmp_path, *words) == 128 + number
     said = capsys.readouterr().err
     assert said == (f"unbounded: interrupted: 1 of 3 runs are in {tmp_path}; go on with --resume\n")
     assert signal.getsignal(number) is before
@@ -482,9 +483,10 @@ def test_no_more_are_begun_when_the_time_is_over(tmp_path, monkeypatch):
 
 _CHILD = """
 import pathlib, sys, time
-from unbounded.experiments.cifar10.jobs import interruptible, stop_with_parent
+from unbounded.experiments.cifar10.jobs import stop_with_parent
+from unbounded.interrupts import taken
 note = pathlib.Path(sys.argv[1])
-with interruptible():
+with taken():
     stop_with_parent()
     try:
         note.write_text("running")
@@ -494,9 +496,10 @@ with interruptible():
 """
 _PARENT = """
 import pathlib, sys
-from unbounded.experiments.cifar10.jobs import interruptible, run_jobs
+from unbounded.experiments.cifar10.jobs import run_jobs
+from unbounded.interrupts import taken
 child, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-with interruptible():
+with taken():
     run_jobs(
         ["a", "b", "c"],
         lambda name: [sys.executable, child, str(folder / name)],
@@ -509,7 +512,7 @@ with interruptible():
 def test_a_request_to_end_counts_where_ctrl_c_does_not():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with jobs.interruptible(), pytest.raises(KeyboardInterrupt):
+        with interrupts.taken(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -576,7 +579,7 @@ def test_one_run_alone_for_a_process(tmp_path, trainer, monkeypatch, capsys):
     assert files(tmp_path) == {"10-all-seed1"}
     assert not (tmp_path / "table.md").exists()  # the parent's work
     # It began later than its parent: what is left is counted by the clock of both.
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     assert reproduce(tmp_path, *words, "--one", "5-all-seed0", "--until", "1090") == 0
     assert reproduce(tmp_path, *words, "--one", "5-all-seed1", "--until", "900") == 0
     assert [call["minutes"] for call in trainer.calls] == pytest.approx([None, 1.5, 0.01], abs=1e-4)

@@ -3,11 +3,14 @@
 Before each evaluation of the ELBO the support of q(ℓ; λ) is computed and missing layers are
 created (the paper's Algorithm 1). The optimiser's groups are extended in place: a new group in
 mid-run would break schedulers that keep one entry a group.
+
+Nothing bounds λ, so memory must: `check_room` stands between the two. It estimates what the new
+layers take and refuses a birth that would take more than `MEMORY_SHARE` of what is free.
 """
 
 import inspect
-import threading
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,15 +18,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from unbounded import devices
+from unbounded.layers.draws import drawing_from
+
 if TYPE_CHECKING:
     from unbounded.model import UDN
+    from unbounded.network import Network
 
 ROLES = ("hidden", "heads", "depth")
 """The optimiser's groups: hidden layers, heads (with the likelihood's parameters), depth."""
 
+MEMORY_SHARE = 0.8
+"""A birth may take this share of the memory that is free."""
 
-# Births borrow torch's global generator: one at a time, or threads would draw from each other's.
-_ONE_BIRTH_AT_A_TIME = threading.Lock()
+LARGEST_BIRTH = 10_000
+"""More layers at once are refused however much memory there is: λ has jumped."""
+
+MODULE_BYTES = 24 * 1024
+"""What a layer and its head take besides numbers, as objects of Python and torch."""
+
+ACTIVATION_COPIES = 4
+"""How many tensors of the size of its output a layer keeps in a step: before and after the
+activation or normalisation, and their gradients."""
+
+USUAL_SLOTS = 2
+"""Numbers that an optimiser keeps of each weight, as Adam does, where it has not begun yet."""
+
+
+class TooDeepError(MemoryError):
+    """The layers that q(ℓ; λ) asks for would not fit into memory; nothing has been taken."""
 
 
 class GrowthPlan(NamedTuple):
@@ -64,6 +87,87 @@ def plan(
     return GrowthPlan(hidden, heads, drop)
 
 
+class Room(NamedTuple):
+    """What a new layer takes besides its weights."""
+
+    copies: int = 0  # further tensors as large as the weights: gradients, optimiser, best epoch
+    inputs: Sequence[int] = (0,)  # shape of a batch
+    members: int = 1  # networks that all get the layer
+
+    @classmethod
+    def in_training(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        inputs: Sequence[int],
+        kept: int = 0,
+    ) -> "Room":
+        """Of a step by an optimiser: gradients, its state, and `kept` copies."""
+        parameters = (p for p in unwrapped(optimizer).state if isinstance(p, Tensor))
+        known = next(parameters, None)
+        slots = USUAL_SLOTS
+        if known is not None:
+            state = unwrapped(optimizer).state[known].values()
+            slots = sum(isinstance(v, Tensor) and v.shape == known.shape for v in state)
+        return cls(1 + slots + kept, inputs)
+
+
+def check_room(model: "UDN", last: int, born: int, room: Room = Room()) -> None:  # noqa: B008
+    """A `TooDeepError` unless the layers born+1 … last fit into memory, by this rule.
+
+    A new layer and its head are taken to be as large as the deepest that are there. They take
+    their weights once and `room.copies` times more; in a step `ACTIVATION_COPIES` tensors of the
+    size of their outputs, rows times outputs (times positions, in an image or sequence); and
+    `MODULE_BYTES`. All of this must be less than `MEMORY_SHARE` of `devices.free_memory`. Where
+    nobody knows what is free, only `LARGEST_BIRTH` counts.
+    """
+    count = last - born
+    if count <= 0:
+        return
+    advice = (
+        "give the depth family a limit=, the depth prior less mass on deep networks, or λ a lower "
+        "learning rate (depth_lr_ratio=)"
+    )
+    asked = f"q(ℓ; λ) asks for {last:,} layers, {born:,} are there"
+    if count > LARGEST_BIRTH:
+        raise TooDeepError(f"{asked}, and no more than {LARGEST_BIRTH:,} come at once: {advice}")
+    needed = count * room.members * _layer_bytes(model, room)
+    free = devices.free_memory(model.anchor.device)
+    if free is not None and needed > MEMORY_SHARE * free:
+        raise TooDeepError(
+            f"{asked}: the new ones take about {needed / 2**30:,.2g} GiB, more than "
+            f"{MEMORY_SHARE:.0%} of the {free / 2**30:,.2g} GiB that are free: {advice}"
+        )
+
+
+def _layer_bytes(model: "UDN", room: Room) -> int:
+    """The rule of `check_room` for one layer and its head."""
+    network = model.network
+    layer, head = (
+        next((box[depth] for depth in reversed(box._modules)), nn.Identity())
+        for box in (network.hidden, network.heads)
+    )
+    weights, outputs = 0, 0
+    rows = room.inputs[0]
+    for module, positions in ((layer, _positions(network, layer, room.inputs)), (head, 1)):
+        for parameter in module.parameters():
+            weights += parameter.numel()
+            if parameter.dim() > 1:
+                outputs += parameter.shape[0] * positions
+    numbers = weights * (1 + room.copies) + ACTIVATION_COPIES * rows * outputs
+    return numbers * model.anchor.element_size() + MODULE_BYTES
+
+
+def _positions(network: "Network", layer: nn.Module, inputs: Sequence[int]) -> int:
+    """At how many places of an image or sequence a layer is computed."""
+    if not any(p.dim() > 2 for p in layer.parameters()):
+        return math.prod(inputs[1:-1])
+    strides = 1
+    for earlier in network.hidden.values():
+        found = (getattr(module, "stride", 1) for module in earlier.modules())
+        strides *= max(math.prod(s) if isinstance(s, tuple) else 1 for s in found)
+    return max(1, math.prod(inputs[2:]) // strides)
+
+
 def apply(change: GrowthPlan, model: "UDN", optimizer: torch.optim.Optimizer | None = None) -> None:
     """Carry the plan out on the network and, if given, on the optimiser."""
     if not change.changes:
@@ -92,8 +196,9 @@ def grow(
     *,
     drop_inactive: bool = False,
 ) -> GrowthPlan:
-    """`plan` and `apply` in one call; returns what was done."""
+    """`plan`, `check_room` and `apply` in one call; returns what was done."""
     change = plan(model, drop_inactive=drop_inactive)
+    check_room(model, change.hidden.stop - 1, model.network.num_layers)
     apply(change, model, optimizer)
     return change
 
@@ -115,15 +220,9 @@ def resize(model: "UDN", num_layers: int, optimizer: torch.optim.Optimizer | Non
 def create(model: "UDN", role: str, depth: int) -> nn.Module:
     """A new hidden layer or head. Its first weights depend on the model's seed and ℓ alone."""
     layers = model.layers
-    generator = torch.default_generator
-    with _ONE_BIRTH_AT_A_TIME:
-        before = generator.get_state()
-        try:
-            generator.manual_seed(birth_seed(model.seed, role, depth))
-            with torch.device("cpu"):
-                module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
-        finally:
-            generator.set_state(before)
+    generator = torch.Generator().manual_seed(birth_seed(model.seed, role, depth))
+    with torch.device("cpu"), drawing_from(generator):
+        module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"the layers must give an nn.Module as {role} of depth {depth}, "
@@ -249,8 +348,11 @@ def _drop(model: "UDN", depths: Iterable[int], optimizer: torch.optim.Optimizer 
 
 def _reference(model: "UDN") -> Tensor:
     """A floating-point tensor that stands for the model's device and dtype."""
-    parameters = (p for p in model.network.parameters() if p.is_floating_point())
-    return next(parameters, model.anchor)
+    network = model.network
+    modules = (m for box in (network.hidden, network.heads) for m in box._modules.values())
+    # Not by `network.parameters()`, which sorts all layers: births would take ever longer.
+    parameters = (p for module in modules if module is not None for p in module.parameters())
+    return next((p for p in parameters if p.is_floating_point()), model.anchor)
 
 
 def _is_channels_last(network: nn.Module) -> bool:

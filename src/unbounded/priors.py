@@ -139,10 +139,12 @@ class GaussianWeights(WeightPrior):
     """
 
     def __init__(self, scale: float = 1.0, posterior_scale: float | None = None):
-        self.scale = _positive("scale", scale)
+        self.scale = _positive("scale", scale, *_SCALES)
         self.precision = 1 / self.scale**2
         self.posterior_scale = (
-            None if posterior_scale is None else _positive("posterior_scale", posterior_scale)
+            None
+            if posterior_scale is None
+            else _positive("posterior_scale", posterior_scale, *_SCALES)
         )
 
     def kl(self, parameters: Sequence[Tensor]) -> Tensor:
@@ -198,8 +200,14 @@ def _squared_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(parameters), dtype=dtype)).square_()
 
 
-def _positive(name: str, value: float) -> float:
+# Squares of these, and ratios of the squares, are numbers that have a logarithm.
+_SCALES = 1e-75, 1e75
+
+
+def _positive(name: str, value: float, least: float = 1e-300, most: float = 1e300) -> float:
     value = float(value)
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be a positive finite number, got {value}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, got {value}")
     return value

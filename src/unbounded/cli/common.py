@@ -4,7 +4,9 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,25 @@ if TYPE_CHECKING:
 
 class CommandError(Exception):
     """An error that the user can fix, told in one line."""
+
+
+@contextmanager
+def told_warnings(console: "Console") -> Iterator[None]:
+    """Warnings about training as one line each, as a command tells them."""
+    from unbounded.training import TrainingWarning
+
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def tell(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, TrainingWarning):
+                console.warn(f"warning: {message}")
+            else:
+                usual(message, category, *place, **options)
+
+        warnings.simplefilter("always", TrainingWarning)
+        warnings.showwarning = tell
+        yield
 
 
 class Console:

@@ -5,6 +5,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from unbounded import interrupts
 from unbounded.cli import common
 from unbounded.cli.common import Console
 
@@ -42,7 +43,11 @@ def run(options: argparse.Namespace) -> None:
     common.check_output(options.out)
     # What the demo says goes where the words of a command go.
     words = None if console.quiet else sys.stderr if console.json else sys.stdout
-    with contextlib.redirect_stdout(words):
+    with (
+        interrupts.deferred(),  # also what comes after training is done to its end
+        common.told_warnings(console),
+        contextlib.redirect_stdout(words),
+    ):
         found = run_demo(
             options.out,
             omega=options.omega,

@@ -5,6 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unbounded import interrupts
 from unbounded.cli import common
 from unbounded.cli.common import CommandError, Console
 from unbounded.tables import RULE, TASKS
@@ -23,7 +24,8 @@ Numbers, categories, yes/no, dates and missing values are understood; columns th
 held out: the scores on them stand beside those of a linear model and of gradient boosting on the
 same split and encoding. What was learnt and how the columns were encoded go into one file.
 
-Ctrl-C ends training early and keeps the best epoch."""
+Ctrl-C and SIGTERM end training early and keep the best epoch. If training diverges, or if the next
+layers would not fit into memory, the best epoch before is kept, and a line says what to change."""
 _RULE = "\n  ".join(textwrap.wrap(RULE + ".", 76))
 EPILOG = f"""\
 which task it is, unless --task says:
@@ -84,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prepare the table, train, score and write, with words in between."""
-    from unbounded.tables import TableModel, prepare
+    from unbounded.tables import prepare
 
     console = Console(options)
     out, page = _outputs(options)
@@ -99,20 +101,45 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
-    model = TableModel.train(data, device=device, **chosen, **both)
-    described = model.describe()
-    console.say(_depth(described))
-    model.score_held_out(data, references=not options.no_references)
+    # Whatever comes from here on, what was learnt is kept once an epoch is done.
+    with interrupts.deferred() as request, common.told_warnings(console):
+        model = _train(data, {"device": device, **chosen, **both})
+        with interrupts.shielded():
+            model.save(out)
+        console.say(_depth(model.describe(), request.name))
+        _score(model, data, not options.no_references and not request.is_set(), console)
+        with interrupts.shielded():
+            model.save(out)
+            if page is not None:
+                model.report(page)
+            console.say(f"model: {out}" + (f"\npage:  {page}" if page is not None else ""))
+            console.result({"model": out, "report": page, **model.describe()})
+
+
+def _train(data: "PreparedTable", options: dict[str, Any]) -> "TableModel":
+    from unbounded.tables import TableModel
+    from unbounded.training import NonFiniteError
+
+    try:
+        return TableModel.train(data, **options)
+    except NonFiniteError as error:
+        found = str(error).split(". ")[0]
+        raise CommandError(
+            f"training diverged, there is nothing to keep: lower --lr ({found})"
+        ) from None
+
+
+def _score(model: "TableModel", data: "PreparedTable", references: bool, console: Console) -> None:
+    """Score the held-out rows; the model is whole without, so this may end at any time."""
+    try:
+        with interrupts.at_once():
+            model.score_held_out(data, references=references)
+    except KeyboardInterrupt:
+        console.warn("the scores on held-out rows were left out (interrupted)")
     if "held_out" in model.info:
-        wanted = not options.no_references and described["training"]["stopped"] != "interrupted"
-        if wanted and "references" not in model.info:
-            console.warn("the references were left out (Ctrl-C)")
+        if references and "references" not in model.info:
+            console.warn("the references were left out (interrupted)")
         console.say(_scores(model))
-    model.save(out)
-    if page is not None:
-        model.report(page)
-    console.say(f"model: {out}" + (f"\npage:  {page}" if page is not None else ""))
-    console.result({"model": out, "report": page, **model.describe()})
 
 
 def _outputs(options: argparse.Namespace) -> tuple[Path, Path | None]:
@@ -149,12 +176,14 @@ def _describe(data: "PreparedTable") -> str:
     )
 
 
-def _depth(described: dict[str, Any]) -> str:
+def _depth(described: dict[str, Any], request: str) -> str:
     """How training went, and q(ℓ) as bars."""
     from unbounded.report.terminal import depth_bars
 
     training, depth = described["training"], described["depth"]
-    end = " (ended by Ctrl-C)" if training["stopped"] == "interrupted" else ""
+    ends = {"interrupted": request, "diverged": "divergence", "memory": "a lack of memory"}
+    stopped = training["stopped"]
+    end = f" (ended by {ends[stopped]})" if stopped in ends else ""
     best = training["best_epoch"]
     kept = f"epoch {best} is kept"
     if training["refitted"]:

@@ -1,15 +1,17 @@
 """From arguments to a command, and from errors to one line.
 
 The exit status is 0, or 2 after one line `unbounded: error: …` on standard error; 130 if Ctrl-C
-came before there was anything to keep.
+came before there was anything to keep; 143 after SIGTERM (129 after SIGHUP), whatever was kept.
 """
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from unbounded import interrupts
 from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
 from unbounded.cli.common import CommandError
 
@@ -72,6 +74,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    with interrupts.taken():
+        status = _main(arguments)
+        number = interrupts.latest()
+    return status if number in (None, signal.SIGINT) else 128 + int(number)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         options = build_parser().parse_args(arguments)
         options.run(options)
@@ -95,13 +104,16 @@ def _explain(error: Exception) -> str | None:
     """One line for the user, or None if the error is a mistake of ours."""
     from unbounded.experiments import StudyError
     from unbounded.files import FileError
+    from unbounded.growth import TooDeepError
     from unbounded.tables import TableError
     from unbounded.training import NonFiniteError
 
     if isinstance(error, CommandError | TableError | FileError | StudyError):
         return str(error)
     if isinstance(error, NonFiniteError):
-        return f"training failed: {error}"
+        return f"training diverged before there was anything to keep: {error}"
+    if isinstance(error, TooDeepError):
+        return f"there is not enough memory: {error}"
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     if isinstance(error, OSError):

@@ -147,6 +147,9 @@ class DepthFamily(nn.Module, ABC):
         free = list(self.parameters())
         return len(free) <= _FEW_NUMBERS and all(parameter.dim() == 0 for parameter in free)
 
+    def withdraw(self, depth: int) -> None:
+        """Move λ so that the support ends at `depth` at most, if it ends beyond it."""
+
     def first_depth(self) -> int:
         """The smallest depth with mass. Heads below it are never created."""
         return 1

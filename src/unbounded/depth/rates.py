@@ -11,8 +11,13 @@ from torch.autograd.function import once_differentiable
 
 from unbounded.depth.base import DepthFamily, Numbers
 
+LEAST_RATE, LARGEST_RATE = 1e-250, 1e8
+"""λ is held between these, so that log λ and m(q) are finite numbers that can be computed."""
+
 # Below this softplus⁻¹(λ) is held, so that log λ stays finite in double precision.
 _LOWEST = -600.0
+LEAST_CONCENTRATION, LARGEST_CONCENTRATION = 1e-3, 1e6
+"""ν lies between these: sums over the depths that count stay short, and ν log λ finite."""
 # Terms below exp(−_NEGLIGIBLE) of the largest do not change a sum in double precision.
 _NEGLIGIBLE = 50.0
 
@@ -33,14 +38,15 @@ class RateFamily(DepthFamily):
         rate, quantile = float(rate), float(quantile)
         if not (rate > 0 and math.isfinite(rate)):
             raise ValueError(f"rate must be a positive finite number, got {rate}")
+        if not LEAST_RATE <= rate <= LARGEST_RATE:
+            raise ValueError(f"rate must be from {LEAST_RATE:g} to {LARGEST_RATE:g}, got {rate}")
         if not 0.5 <= quantile < 1:
             raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}")
         self.quantile = quantile
         self.limit = limit
-        # Inverse of softplus, written so that it is exact for large and for tiny rates.
-        self.raw_rate = nn.Parameter(torch.tensor(rate + math.log(-math.expm1(-rate))))
+        self.raw_rate = nn.Parameter(torch.tensor(_raw(rate)))
 
     @property
     def rate(self) -> float:
@@ -66,6 +72,18 @@ class RateFamily(DepthFamily):
     def scale_rate(self, factor: Tensor) -> None:
         """λ ← λ·factor, a scalar tensor, in place and without a host read."""
         self.raw_rate.copy_(self.scaled(factor)["raw_rate"])
+
+    @torch.no_grad()
+    def withdraw(self, depth: int) -> None:
+        """The largest λ whose support ends at `depth`, if it ends beyond; by halving."""
+        if not self.max_depth() > depth:
+            return
+        low, high = LEAST_RATE, self.rate
+        for _ in range(60):
+            middle = (low + high) / 2
+            self.raw_rate.fill_(_raw(middle))
+            low, high = (low, middle) if self.max_depth() > depth else (middle, high)
+        self.raw_rate.fill_(_raw(low))
 
     def scores(self, at: Numbers, size: int) -> Tensor:
         """(ℓ−1) log λ − log (ℓ−1)!, in double precision: single fails from λ = 10⁴ on."""
@@ -151,6 +169,11 @@ class TruncatedConwayMaxwell(RateFamily):
         """Set ν: the larger, the closer together the depths around the mode, which stays."""
         if not (concentration > 0 and math.isfinite(concentration)):
             raise ValueError(f"concentration must be a positive finite number, got {concentration}")
+        if not LEAST_CONCENTRATION <= concentration <= LARGEST_CONCENTRATION:
+            raise ValueError(
+                f"concentration must be from {LEAST_CONCENTRATION:g} to "
+                f"{LARGEST_CONCENTRATION:g}, got {concentration}"
+            )
         self.nu.fill_(concentration)
         self.widest = concentration  # what `end` goes by where ν lies on a device
 
@@ -227,14 +250,19 @@ def poisson_quantile(rate: Tensor, quantile: float) -> Tensor:
     return low[..., 0].long() + enough.to(torch.uint8).argmax(-1)
 
 
+def _raw(rate: float) -> float:
+    """Inverse of softplus, written so that it is exact for large and for tiny rates."""
+    return rate + math.log(-math.expm1(-rate))
+
+
 def _rate(raw: Tensor) -> Tensor:
     """softplus, in double precision; what is positive stays so."""
-    return F.softplus(raw.double().clamp(min=_LOWEST))
+    return F.softplus(raw.double().clamp(_LOWEST, LARGEST_RATE))
 
 
 def _host_rate(raw: Tensor) -> float:
     """The same of one number on the host."""
-    value = max(float(raw), _LOWEST)
+    value = min(max(float(raw), _LOWEST), LARGEST_RATE)
     return value if value > 30 else math.log1p(math.exp(value))
 
 
@@ -250,12 +278,13 @@ def _counts(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     if (size, device) in _VIEWS:
         return _VIEWS[size, device]
     tables = _TABLES.setdefault(device, [])
-    if not tables or tables[-1][0].shape[0] < size:
-        # Outside of inference mode: what is first made while predicting serves training too.
-        with torch.inference_mode(False):
-            counts = torch.arange(max(64, 2 * size), dtype=torch.float64, device=device)
-            tables.append((counts, torch.lgamma(counts + 1)))
+    # Outside of inference mode: what is first made while predicting serves training too.
     with torch.inference_mode(False):
-        counts, log_factorials = tables[-1]
-        _VIEWS[size, device] = counts[:size], log_factorials[:size]
-    return _VIEWS[size, device]
+        # By size and not the latest: another thread may have added one that is too small.
+        table = next((pair for pair in reversed(tables) if pair[0].shape[0] >= size), None)
+        if table is None:
+            counts = torch.arange(max(64, 2 * size), dtype=torch.float64, device=device)
+            table = counts, torch.lgamma(counts + 1)
+            tables.append(table)
+        _VIEWS[size, device] = views = table[0][:size], table[1][:size]
+    return views

@@ -102,6 +102,13 @@ class Engine(ABC):
     def failures(self) -> dict[int, str]:
         """Models whose loss is no longer a number, with what is known of it."""
 
+    def outgrown(self) -> dict[int, str]:
+        """Models that train no more since their next layers would not fit, with what to do."""
+        return {}
+
+    def revive(self, model: int) -> None:  # noqa: B027 (only of those that `outgrown` named)
+        """Let a model of a checkpoint go on that had outgrown the memory there was."""
+
     @abstractmethod
     def finish(self, best: bool) -> None:
         """Give every model its best weights, or the last ones, and let go of everything."""

@@ -23,7 +23,7 @@ from unbounded.steps.batches import Batch, Batches, batches, check_shapes, train
 from unbounded.steps.optimizers import make_optimizer
 from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
-from unbounded.steps.step import NonFiniteError, step_with
+from unbounded.steps.step import step_with
 
 # Rows scored at a time. Large, since no gradients are kept; small enough for hidden states.
 _SCORING_ROWS = 8192
@@ -48,6 +48,7 @@ class Member:
     steps: int = 0
     alive: bool = True
     failure: str | None = None
+    too_deep: str | None = None  # why it cannot grow any further
     terms: list[Tensor] = field(default_factory=list)
     best: tuple[int, dict[str, Tensor]] | None = None  # number of layers, state
     iterator: Iterator[Batch] = field(default_factory=lambda: iter(()))
@@ -97,7 +98,10 @@ class Eager(Engine):
             member.steps += 1
             try:
                 self._advance(member, batch, grow)
-            except NonFiniteError as error:
+            except growth.TooDeepError as error:
+                self._outgrow(member, str(error))
+                continue
+            except FloatingPointError as error:  # of the loss, or of λ
                 self._fail(member, str(error))
                 continue
             if member.average is not None:
@@ -118,6 +122,14 @@ class Eager(Engine):
             with self._averaged(member):
                 state = {k: v.detach().clone() for k, v in member.model.state_dict().items()}
             member.best = member.model.network.num_layers, state
+
+    def outgrown(self) -> dict[int, str]:
+        """By what the check of memory said."""
+        return {m.number: m.too_deep for m in self.members if m.too_deep is not None}
+
+    def revive(self, model: int) -> None:
+        """Perhaps there is more memory now."""
+        self.members[model].alive, self.members[model].too_deep = True, None
 
     def stop(self, model: int) -> None:
         """It keeps its optimiser, but takes no further batch."""
@@ -206,7 +218,7 @@ class Eager(Engine):
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """One step of one model."""
         if grow:
-            self._grow(member, None)
+            self._grow(member, None, batch)
         info = step_with(
             member.options,
             member.call,  # type: ignore[arg-type]
@@ -219,11 +231,15 @@ class Eager(Engine):
         )
         member.terms.extend(info.terms)
 
-    def _grow(self, member: Member, support: tuple[int, int] | None) -> None:
-        """Create what the support needs, and tell whom it concerns."""
-        drop = member.options.drop_inactive
-        change = growth.plan(member.model, drop_inactive=drop, support=support)
+    def _grow(self, member: Member, support: tuple[int, int] | None, batch: Batch) -> None:
+        """Create what the support needs, if there is room, and tell whom it concerns."""
+        drop, model = member.options.drop_inactive, member.model
+        change = growth.plan(model, drop_inactive=drop, support=support)
         if change.changes:
+            rows = -(-batch.x.shape[0] // member.options.micro_batches)
+            kept = self.task.validates + (member.average is not None)
+            room = growth.Room.in_training(member.optimizer, (rows, *batch.x.shape[1:]), kept)
+            growth.check_room(model, change.hidden.stop - 1, model.network.num_layers, room)
             growth.apply(change, member.model, member.optimizer)
         if member.average is not None:
             member.average.notice()
@@ -314,6 +330,9 @@ class Eager(Engine):
     def _fail(self, member: Member, why: str) -> None:
         member.alive, member.failure = False, why
 
+    def _outgrow(self, member: Member, why: str) -> None:
+        member.alive, member.too_deep = False, why
+
     def _row(self, member: Member) -> Row | None:
         if not member.terms:
             raise ValueError("the loader gave no batches")
@@ -328,6 +347,16 @@ class Eager(Engine):
             )
             return None
         model = member.model
+        try:  # the last step may have taken λ anywhere
+            born = model.network.num_layers
+            if model.depth.max_depth() > born + growth.LARGEST_BIRTH:
+                growth.check_room(model, model.depth.max_depth(), born)
+        except FloatingPointError as error:
+            self._fail(member, f"{error}, in epoch {self.epoch + 1}")
+            return None
+        except growth.TooDeepError as error:
+            self._outgrow(member, str(error))
+            return None
         row: Row = dict(zip(TERMS, terms, strict=True))
         with self._averaged(member):
             row["depth_mean"] = model.depth.mean()

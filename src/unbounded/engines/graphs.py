@@ -69,7 +69,7 @@ class Graphs(Eager):
         model = member.model
         if grow:
             support = captures.support = captures.lagging.support()
-            self._grow(member, support)
+            self._grow(member, support, batch)
             rule = member.options.depth_rule
             if rule is not None and rule.reserve(model, support[1]):
                 captures.forget()

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from unbounded import interrupts
 from unbounded.depth import DepthFamily
 from unbounded.estimators.auto import (
     annealing_factor,
@@ -23,16 +24,23 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.ensemble import Training, average_by_depth, average_probs, member_seeds
+from unbounded.estimators.ensemble import (
+    Training,
+    average_by_depth,
+    average_probs,
+    member_seeds,
+    warn,
+)
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
 from unbounded.frozen import Frozen
+from unbounded.growth import TooDeepError
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.predictive import combine
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.steps.batches import batches
-from unbounded.training import History, fit, make_optimizer, step
+from unbounded.training import History, NonFiniteError, make_optimizer, step
 
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
@@ -49,8 +57,8 @@ class UDNEstimator(BaseEstimator):
 
     Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (so that a
     `sample_weight` of 2 and a row that is there twice are the same, to the last bit) and put
-    into an order of their own; a share is held out to find the best epoch. Ctrl-C ends training
-    and keeps the best model so far.
+    into an order of their own; a share is held out to find the best epoch. Ctrl-C and SIGTERM
+    end training and keep the best model so far.
 
     Main arguments of both estimators:
         width: size of every hidden state.
@@ -90,7 +98,8 @@ class UDNEstimator(BaseEstimator):
         refit_history_: the same of the training on all rows; None if there was none.
         best_epoch_: the epoch that the held-out rows chose.
         n_iter_: epochs of that first training.
-        stopped_: why it ended: "epochs", "patience" or "interrupted".
+        stopped_: why it ended: "epochs", "patience", "interrupted" (Ctrl-C or SIGTERM), "diverged"
+            (the best epoch before is kept) or "memory" (the next layers would not fit).
         n_features_in_, feature_names_in_: of the table.
     """
 
@@ -217,19 +226,35 @@ class UDNEstimator(BaseEstimator):
         seed = int(rng.randint(2**31 - 1))
         epochs = choose_epochs(self.epochs, self.batch_size, len(training))
         refit = self.refit and len(held) > 0
-        run = self._run(rows.take(training), rows.take(held), size, seed, epochs, anneal=not refit)
-        first = run.training
-        if not first.history.rows:
-            raise KeyboardInterrupt  # before the end of the first epoch: there is nothing to keep
         self.refit_history_ = None
-        if refit and first.stopped != "interrupted":
-            again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
-            if again.training.stopped == "interrupted":
-                # Half a training: what the held-out rows chose is better.
-                first = first._replace(stopped="interrupted")
-            else:
-                run, self.refit_history_ = again, again.training.history
-        self._keep(run._replace(training=first), len(x))
+        # From here on a request to end loses nothing: both trainings heed it.
+        with interrupts.deferred():
+            parts = rows.take(training), rows.take(held)
+            run = self._run(*parts, size, seed, epochs, anneal=not refit)
+            first = run.training
+            if not first.history.rows and first.stopped == "memory":
+                raise TooDeepError(
+                    "the layers of the first epoch do not fit into memory: give the depth family "
+                    "a limit=, or a lower rate"
+                )
+            if not first.history.rows:
+                raise KeyboardInterrupt  # before the first epoch's end: there is nothing to keep
+            if refit and first.stopped in ("epochs", "patience"):
+                try:
+                    again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
+                    ended = again.training.stopped
+                except KeyboardInterrupt:
+                    ended = "interrupted"
+                except NonFiniteError as error:
+                    ended = "diverged"
+                    warn(f"training on all rows diverged, that before it is kept: {error}")
+                if ended == "epochs":
+                    run, self.refit_history_ = again, again.training.history
+                elif ended == "interrupted":
+                    # Half a training: what the held-out rows chose is better.
+                    first = first._replace(stopped=ended)
+            with interrupts.shielded():
+                self._keep(run._replace(training=first), len(x))
 
     def _run(
         self,
@@ -260,9 +285,7 @@ class UDNEstimator(BaseEstimator):
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
         }
         data = scalings.tensors(train, models[0])
-        found = fit(models[0] if len(models) == 1 else models, data, **options)
-        results = found if isinstance(found, list) else [found]
-        return TrainedModels(models, scalings, Training.of(results))
+        return TrainedModels(models, scalings, Training.by_fit(models, data, **options))
 
     def _keep(self, run: "TrainedModels", rows: int) -> None:
         self.members_ = [model.eval() for model in run.models]

@@ -1,12 +1,14 @@
 """Several models as one: their seeds, their training and their depths."""
 
+import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.training import FitResult, History
+from unbounded.model import UDN
+from unbounded.training import FitResult, History, NonFiniteError, TrainingWarning, fit
 
 Floats = NDArray[np.float64]
 
@@ -56,13 +58,39 @@ class Training(NamedTuple):
     stopped: str
 
     @classmethod
+    def by_fit(cls, models: Sequence[UDN], data: Any, **options: Any) -> "Training":
+        """Train the models; those that diverge keep their best epoch, with a warning.
+
+        Raises:
+            NonFiniteError: if one diverges that has no best epoch.
+        """
+        try:
+            found = fit(models[0] if len(models) == 1 else models, data, **options)
+        except NonFiniteError as error:
+            if error.result is None or error.result.best_score is None:
+                raise
+            found = error.result
+        results = found if isinstance(found, list) else [found]
+        training = cls.of(results)
+        if any(result.stopped == "diverged" for result in results):
+            kept = ", ".join(str(result.best_epoch) for result in results)
+            warn(f"training diverged, epoch {kept} is kept: a lower lr usually helps")
+        return training
+
+    @classmethod
     def of(cls, results: Sequence[FitResult]) -> "Training":
         """Put together what `fit` returns of each."""
         stopped = [result.stopped for result in results]
-        if "diverged" in stopped:
-            raise FloatingPointError(
+        if any(r.stopped == "diverged" and r.best_score is None for r in results):
+            raise NonFiniteError(
                 "the loss of a member is not finite: a lower lr or another initialisation helps"
             )
         best = int(np.median([result.best_epoch for result in results]))
-        ended = "interrupted" if "interrupted" in stopped else stopped[0]
+        unusual = (end for end in ("interrupted", "diverged", "memory") if end in stopped)
+        ended = next(unusual, stopped[0])
         return cls(results[0].history, best, ended)
+
+
+def warn(text: str) -> None:
+    """A `TrainingWarning` to whoever called `fit` of an estimator."""
+    warnings.warn(text, TrainingWarning, stacklevel=5)

@@ -1,13 +1,15 @@
 """Run a study without the command line: `python -m unbounded.experiments NAME …`.
 
 The processes that a study starts are run in this way. The exit status is 0, or 2 after an error
-of use, or 130 after Ctrl-C.
+of use, or 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
 """
 
 import argparse
 import importlib
+import signal
 import sys
 
+from unbounded import interrupts
 from unbounded.experiments import STUDIES, StudyError
 
 
@@ -20,14 +22,15 @@ def main(arguments: list[str] | None = None) -> int:
     module = importlib.import_module(STUDIES[name].module)
     parser = argparse.ArgumentParser(prog=f"{chooser.prog} {name}", description=module.__doc__)
     module.add_arguments(parser)
-    try:
-        module.run(parser.parse_args(words[1:]))
-    except StudyError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as interrupt:
-        print(f"interrupted: {interrupt}", file=sys.stderr)
-        return 130
+    with interrupts.taken():
+        try:
+            module.run(parser.parse_args(words[1:]))
+        except StudyError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as interrupt:
+            print(f"interrupted: {interrupt}", file=sys.stderr)
+            return 128 + int(interrupts.latest() or signal.SIGINT)
     return 0
 
 

@@ -131,7 +131,8 @@ def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
 def _summary(found: DemoResult, first_depth: int) -> str:
     """What the terminal says at the end."""
     result = found.fit
-    end = " (ended by Ctrl-C)" if result.stopped == "interrupted" else ""
+    ends = {"interrupted": " (ended by Ctrl-C)", "memory": " (ended by a lack of memory)"}
+    end = ends.get(result.stopped, "")
     by_depth = "\n".join(
         f"{first_depth + index:>5}  {accuracy:>8.1%}"
         for index, accuracy in enumerate(found.accuracy_by_depth)

@@ -86,9 +86,10 @@ def all_plain(modules: Sequence[nn.Module], kind: type[nn.Module]) -> bool:
 class Layers(ABC):
     """The architecture: which hidden layer and which head stand at each depth ℓ = 1, 2, …
 
-    Generators know sizes and nothing of probability. They build on the CPU with torch's
-    default generator, which the caller has seeded by the model's seed and the depth; the
-    result is moved to the model's device, dtype and memory format afterwards.
+    Generators know sizes and nothing of probability. They build on the CPU and draw first weights
+    by torch's own functions: whatever these take from torch's default generator comes from one
+    that the model's seed and the depth have seeded (see `layers.draws`). The result is moved to
+    the model's device, dtype and memory format afterwards.
     """
 
     shares_head: bool = False

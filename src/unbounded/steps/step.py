@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 class NonFiniteError(FloatingPointError):
-    """The loss is no longer a number; says at which step and in which term."""
+    """The loss is no longer a number; says at which step and in which term.
+
+    Of a lone model in `fit`, `result` is its `FitResult` up to there, and the model has its best
+    weights; None where no epoch was finished.
+    """
+
+    result: Any = None
 
 
 class StepInfo(NamedTuple):
@@ -59,6 +65,7 @@ def step(
 
     Raises:
         NonFiniteError: if the loss is NaN or infinite; nothing has been moved then.
+        TooDeepError: if the layers that λ asks for would not fit into memory; likewise.
     """
     return step_with(
         StepOptions(**options), model, optimizer, (x, y, weights), num_data, grow, scaler, at
@@ -81,6 +88,8 @@ def step_with(
     if grow:
         change = growth.plan(inner, drop_inactive=options.drop_inactive)
         if change.changes:
+            room = growth.Room.in_training(optimizer, batch[0].shape)
+            growth.check_room(inner, change.hidden.stop - 1, inner.network.num_layers, room)
             growth.apply(change, inner, optimizer)
     for group in optimizer.param_groups:  # as zero_grad does, at a quarter of its price
         for parameter in group["params"]:

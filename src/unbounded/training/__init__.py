@@ -19,3 +19,4 @@ from unbounded.training.fit import fit as fit
 from unbounded.training.history import History as History
 from unbounded.training.trainer import FitResult as FitResult
 from unbounded.training.trainer import Trainer as Trainer
+from unbounded.training.trainer import TrainingWarning as TrainingWarning

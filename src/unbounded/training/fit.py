@@ -75,10 +75,12 @@ def fit(
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
     Returns:
-        How training ended, a list of these for a list of models. Ctrl-C keeps the best epoch.
+        How training ended, a list of these for a list of models. Ctrl-C and SIGTERM keep the best
+        epoch and write the checkpoint, for which the epoch is finished; a second one ends at once.
 
     Raises:
-        NonFiniteError: if a lone model's loss is no number; of several, `stopped` says so.
+        NonFiniteError: if a lone model's loss is no number; of several, `stopped` says so. Its
+            `result` is what was reached before, and the model has the best weights.
     """
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")

@@ -1,15 +1,14 @@
 """The loop around the steps: epochs, validation, the best epoch, patience, history, checkpoints."""
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unbounded import interrupts
 from unbounded.engines import Engine
 from unbounded.engines.base import Birth, Row, TrainingTask
 from unbounded.model import UDN
@@ -23,6 +22,13 @@ from unbounded.training.history import History
 from unbounded.training.progress import Progress
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+MANY_LAYERS = 100
+"""At this depth, and at each doubling, a warning says that the depth keeps growing."""
+
+
+class TrainingWarning(UserWarning):
+    """Training went on or ended otherwise than one would expect; says what to change."""
 
 
 @dataclass
@@ -59,7 +65,8 @@ class FitResult:
     best_row: Row
     """The history's row of that epoch, kept even where the history is thinned out."""
     stopped: str
-    """Why it ended: "epochs", "patience", "interrupted", "callback" or "diverged"."""
+    """Why it ended: "epochs", "patience", "interrupted" (by Ctrl-C or SIGTERM), "callback",
+    "memory" (the next layers would not fit) or "diverged"."""
     seconds: float
     optimizer: Any
     """The optimiser, where the model had one of its own."""
@@ -101,6 +108,8 @@ class Trainer:
         self.rows: list[Row | None] = [None] * len(self.members)
         self.stopping = False
         self.fingerprint: dict[str, Any] = {}  # made where there is a checkpoint to hold it
+        self.between_epochs = True
+        self._many = MANY_LAYERS
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1, got {patience}")
         if patience is not None and not self.task.validates:
@@ -157,21 +166,27 @@ class Trainer:
         bar = Progress(epochs, self.epoch, self.model.likelihood.score_name, show)
         modes = [model.training for model in self.models]
         writer = _Writer(self, checkpoint)
-        try:
-            with _deferred_interrupt() as interrupted:
-                ended = self._epochs(epochs, writer, bar, interrupted)
-        except KeyboardInterrupt:
-            ended = "interrupted"
-        except BaseException:
-            self._finish(modes)
-            raise
-        finally:
-            bar.close()
-        self._finish(modes)
+        with interrupts.deferred() as request:
+            try:
+                ended = self._epochs(epochs, writer, bar, request)
+            except KeyboardInterrupt:  # a second request, or one that was not for us to defer
+                ended = "interrupted"
+                with interrupts.shielded():
+                    if self.between_epochs and self.epoch:
+                        writer.write()
+            except BaseException as error:
+                with interrupts.shielded():
+                    self._finish(modes)
+                if isinstance(error, NonFiniteError) and self.members[0].epochs:
+                    error.result = self._result(0, "diverged")
+                raise
+            finally:
+                bar.close()
+            with interrupts.shielded():
+                self._finish(modes)
         if ended == "interrupted" and show:
-            best = self.members[0].best
-            kept = "the last weights" if best is None else f"epoch {best.epoch}"
-            print(f"stopped by Ctrl-C in epoch {self.epoch + 1}; kept {kept}", file=sys.stderr)
+            what = f"stopped by {request.name} in epoch {self.epoch + 1}"
+            print(f"{what}; kept {self._kept(0)}", file=sys.stderr)
         for callback in self.callbacks:
             callback.on_fit_end(self)
         return [self._result(number, ended) for number in range(len(self.members))]
@@ -186,42 +201,55 @@ class Trainer:
         except BaseException:
             self.engine.let_go()
             raise
+        self._revive()
 
     def _epochs(
-        self, epochs: int, writer: "_Writer", bar: Progress, interrupted: threading.Event
+        self, epochs: int, writer: "_Writer", bar: Progress, request: interrupts.Request
     ) -> str:
         for callback in self.callbacks:
             callback.on_fit_start(self)
         while self.epoch < epochs and not all(member.stopped for member in self.members):
             # With a checkpoint the epoch is finished, so that nothing of it is lost.
-            if not self._epoch(epochs, interrupted if writer.path is None else _NEVER):
+            if not self._epoch(epochs, request, writer.path is not None):
                 return "interrupted"
             ends = self.epoch == epochs or all(member.stopped for member in self.members)
             writer.maybe(ends)
-            if self.callbacks:
-                self.engine.show()
-            for callback in self.callbacks:
-                callback.on_epoch_end(self, self._mean_row())
-            bar.update(self._mean_row())
+            if any(row is not None for row in self.rows):
+                self._tell(bar)
             if self.stopping:
                 writer.write()
                 return "callback"
-            if interrupted.is_set():
+            if request.is_set():
                 if not ends:
                     writer.write()
                 return "interrupted"
         return "epochs"
 
-    def _epoch(self, epochs: int, interrupted: threading.Event) -> bool:
+    def _tell(self, bar: Progress) -> None:
+        if self.callbacks:
+            self.engine.show()
+        for callback in self.callbacks:
+            callback.on_epoch_end(self, self._mean_row())
+        bar.update(self._mean_row())
+
+    def _epoch(self, epochs: int, request: interrupts.Request, finishes: bool) -> bool:
         """One pass over the data; False if it was interrupted on the way."""
         start = time.perf_counter()
+        self.between_epochs, told = False, False
         self.engine.begin_epoch(self.epoch)
         each_step = self.options.grow_every == "step"
         first = True
         while self.engine.step(each_step or first):
             first = False
-            if interrupted.is_set():
+            if request.is_set() and not finishes:
                 return False
+            if request.is_set() and not told:
+                told = True
+                print(
+                    f"{request.name}: finishing epoch {self.epoch + 1} for the checkpoint; "
+                    "once more ends at once",
+                    file=sys.stderr,
+                )
         self.rows = self.engine.end_epoch()
         self.epoch += 1
         self.seconds += time.perf_counter() - start
@@ -243,6 +271,7 @@ class Trainer:
             self.engine.step_schedulers(number, score)
         if better:
             self.engine.keep_best(better)
+        self.between_epochs = True
         return True
 
     def _completed(self, found: Row) -> Row:
@@ -270,6 +299,26 @@ class Trainer:
             if self.lone:
                 raise NonFiniteError(why)
             self.members[number].stopped = "diverged"
+        for number, why in self.engine.outgrown().items():
+            member = self.members[number]
+            if member.stopped != "memory":
+                member.stopped = "memory"
+                which = "" if self.lone else f" of model {number}"
+                _warn(
+                    f"training{which} stopped in epoch {self.epoch}, {self._kept(number)} kept: "
+                    f"{why}"
+                )
+
+    def _revive(self) -> None:
+        """Those that had outgrown the memory go on: there may be more of it now."""
+        for number, member in enumerate(self.members):
+            if member.stopped == "memory":
+                member.stopped = ""
+                self.engine.revive(number)
+
+    def _kept(self, number: int) -> str:
+        best = self.members[number].best
+        return "the last weights" if best is None else f"epoch {best.epoch}"
 
     def _mean_row(self) -> Row:
         """This epoch's row, or the mean over the models that have one."""
@@ -291,11 +340,24 @@ class Trainer:
                 {"step": birth.step, "epoch": self.epoch + 1, "depth": depth}
             )
         self.member = number
+        if birth.depths.stop > self._many:
+            deepest = birth.depths.stop - 1
+            while self._many <= deepest:
+                self._many *= 2
+            _warn(
+                f"{deepest} layers are born by epoch {self.epoch + 1} and the depth keeps growing: "
+                "limit= of the depth family bounds it, the next line comes at "
+                f"{self._many} layers"
+            )
         for callback in self.callbacks:
             callback.on_birth(self, birth.depths)
 
     def _finish(self, modes: list[bool]) -> None:
         self.engine.finish(self.task.validates)
+        for member in self.members:
+            if member.stopped == "memory" and member.best is None:
+                # λ back to where there are layers: what it asked for will never be.
+                member.model.depth.withdraw(member.model.network.num_layers)
         for model, mode in zip(self.models, modes, strict=True):
             model.train(mode)
 
@@ -315,9 +377,6 @@ class Trainer:
             self.seconds,
             self.engine.optimizer(number),
         )
-
-
-_NEVER = threading.Event()
 
 
 class _Writer:
@@ -348,23 +407,6 @@ class _Writer:
         self.pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self.last - begun))
 
 
-@contextmanager
-def _deferred_interrupt() -> Iterator[threading.Event]:
-    """Ctrl-C asks for an end after the step (or epoch); a second one ends at once."""
-    asked = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or before is not signal.default_int_handler:  # somebody else sees to it
-        yield asked
-        return
-
-    def handler(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _warn(text: str) -> None:
+    """To whoever called `fit`."""
+    warnings.warn(text, TrainingWarning, stacklevel=6)

@@ -349,7 +349,7 @@ class Computation:
     def look(self) -> None:
         """How deep the members can get until the next look, into `status`."""
         # A few depths further than what is allocated, to tell by how much it is exceeded.
-        self.status[0] = self.depths.reach(self.movement, self.depth + 8)
+        self.status[0] = self.depths.reach(self.movement, self.depth + 8).max()
         self.status[1] = self.state["outgrown"]
 
     @torch.no_grad()

@@ -88,6 +88,7 @@ class Stacked(Engine):
         self._alive = [True] * len(models)  # by the place in the stack, as of the last epoch
         self._born = [model.network.num_layers for model in models]
         self._failures: dict[int, str] = {}
+        self._outgrown: dict[int, str] = {}
         self.epoch = 0
         self._reach(first=True)
 
@@ -108,6 +109,8 @@ class Stacked(Engine):
             return False
         if self._done and self._done % self._stride == 0:
             self._reach()
+            if not any(self._alive):
+                return False
         tail = self.work.data.size % self.task.batch_size
         self._done += 1
         if tail and self._done == self.num_steps:
@@ -118,6 +121,7 @@ class Stacked(Engine):
 
     def end_epoch(self) -> list[Row | None]:
         """Scores of all members, with one host read for all."""
+        trained = list(self._alive)  # some may have no room for a further epoch
         if not math.isfinite(self.work.optimizer.longest_step):
             self._reach()  # the last step may have taken λ anywhere
         self._runner("score", self.work.score)
@@ -125,7 +129,9 @@ class Stacked(Engine):
         self.epoch += 1
         self._reach()
         table = self.work.state["row"].tolist()
-        return self._in_given_order([self._row(place, table[place]) for place in range(len(table))])
+        return self._in_given_order(
+            [self._row(place, row) if trained[place] else None for place, row in enumerate(table)]
+        )
 
     def keep_best(self, models: Sequence[int]) -> None:
         """Copies on the device."""
@@ -143,6 +149,17 @@ class Stacked(Engine):
     def failures(self) -> dict[int, str]:
         """By the step at which the loss was no number."""
         return self._failures
+
+    def outgrown(self) -> dict[int, str]:
+        """By what the check of memory said."""
+        return self._outgrown
+
+    def revive(self, model: int) -> None:
+        """Perhaps there is more memory now."""
+        place = self.order.index(model)
+        self._alive[place] = True
+        self.work.state["alive"][place] = True
+        self._outgrown.pop(model, None)
 
     def finish(self, best: bool) -> None:
         """Write every member's best (or last) weights into its model."""
@@ -270,8 +287,6 @@ class Stacked(Engine):
 
     def _row(self, place: int, values: list[float]) -> Row | None:
         """One member's row, with what it says of births and failures taken out."""
-        if not self._alive[place]:
-            return None
         row: Row = dict(zip(self.work.columns, values, strict=True))
         for name in _WHOLE:
             row[name] = int(row[name])
@@ -325,12 +340,44 @@ class Stacked(Engine):
                 )
             if reach <= work.depth:
                 return
-        needed = work.depths.reach_exactly(work.movement)
+        reach = work.depths.reach_exactly(work.movement)
         if first:
-            needed = max(needed, *(m.network.num_layers for m in work.models), 1)
-        bounds = [math.inf if bound is None else bound for bound in work.bounds]
-        ceiling = max(max(bounds), needed)
-        self._allocate(int(min(needed + self._spare, ceiling)))
+            born = [max(1, model.network.num_layers) for model in work.models]
+            reach = [max(pair) for pair in zip(reach, born, strict=True)]
+        depth = self._depth_for(reach)
+        if first:
+            growth.check_room(work.models[0], depth, 0, self._room())
+        else:
+            depth = self._stop_those_without_room(reach, depth)
+        if depth > work.depth:
+            self._allocate(depth)
+
+    def _depth_for(self, reach: Sequence[int]) -> int:
+        """How many layers to allocate for the members that train, if each gets so far."""
+        bounds = [math.inf if bound is None else bound for bound in self.work.bounds]
+        needed = max((r for r, alive in zip(reach, self._alive, strict=True) if alive), default=0)
+        return int(min(needed + self._spare, max(max(bounds), needed)))
+
+    def _room(self) -> growth.Room:
+        work = self.work
+        copies = 1 + work.optimizer.slots + work.validates + (self.task.options.average is not None)
+        inputs = (self.task.batch_size, *work.data.x.shape[2:])
+        return growth.Room(copies, inputs, len(work.models))
+
+    def _stop_those_without_room(self, reach: Sequence[int], depth: int) -> int:
+        """Members for which there is no room train no more, the deepest first; the depth left."""
+        work, room = self.work, self._room()
+        while True:
+            try:
+                growth.check_room(work.models[0], depth, work.depth, room)
+            except growth.TooDeepError as error:
+                alive = [place for place, alive in enumerate(self._alive) if alive]
+                deepest = max(alive, key=reach.__getitem__)
+                self.stop(self.order[deepest])
+                self._outgrown[self.order[deepest]] = str(error)
+                depth = self._depth_for(reach)
+            else:
+                return depth
 
     def _allocate(self, depth: int) -> None:
         self.work.allocate(depth)

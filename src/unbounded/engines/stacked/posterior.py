@@ -79,20 +79,22 @@ class DepthPosteriors:
         return scores.masked_fill(~support, NO_MASS).log_softmax(1)
 
     def reach(self, movement: Tensor, size: int) -> Tensor:
-        """The largest m(q) of all members while no λ moves by more than `movement`, a scalar."""
+        """The largest m(q) of each member while no λ moves by more than `movement`, `(members,)`.
+
+        Above `size`, any number above it.
+        """
         pairs = zip(self.runs, self.rows(), strict=True)
         each = [
-            run.family.reach(run.numbers(row), movement[run.members], size).max()
-            for run, row in pairs
+            run.family.reach(run.numbers(row), movement[run.members], size) for run, row in pairs
         ]
-        return torch.stack(each).max()
+        return torch.cat(each)
 
-    def reach_exactly(self, movement: Tensor) -> int:
+    def reach_exactly(self, movement: Tensor) -> list[int]:
         """The same however large it is, read by the host."""
         size = 64
-        while (reach := int(self.reach(movement, size))) > size:
-            size = max(2 * size, reach)
-        return reach
+        while (largest := max(found := self.reach(movement, size).tolist())) > size:
+            size = max(2 * size, largest)
+        return found
 
 
 def reach_order(models: Sequence[UDN]) -> tuple[list[int], list[int | None]]:

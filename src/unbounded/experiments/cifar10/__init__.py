@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unbounded import interrupts
 from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.cifar10 import plan
-from unbounded.experiments.cifar10.jobs import interruptible, run_jobs, stop_with_parent
+from unbounded.experiments.cifar10.jobs import run_jobs, stop_with_parent
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
 
@@ -57,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
     add("--no-train", action="store_true", help="tables and figures of what is there, no training")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
-    # For a process of --jobs: this run alone, and the end of its time by the clock, since it does
-    # not know when the others began.
+    # For a process of --jobs: this run alone, and the end of its time by the machine's monotonic
+    # clock, since it does not know when the others began.
     add("--one", metavar="NAME", help=argparse.SUPPRESS)
     add("--until", type=float, help=argparse.SUPPRESS)
 
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         return
     study = make_study(options)
     options.device = usable_device(options.device)
-    with interruptible():
+    with interrupts.taken():
         if options.one is not None:
             stop_with_parent()
             mine = [run for run in study.runs if run.name == options.one]
@@ -143,7 +144,7 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
 def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> None:
     minutes = options.minutes
     if options.until is not None:
-        minutes = max(0.01, (options.until - time.time()) / 60)
+        minutes = max(0.01, (options.until - time.monotonic()) / 60)
     study.train(
         runs,
         device=options.device,
@@ -159,7 +160,7 @@ def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) ->
     from unbounded.data import cifar10
 
     by_name = {run.name: run for run in runs}
-    until = None if options.minutes is None else time.time() + 60 * options.minutes
+    until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     if runs:
         cifar10.load(options.data)  # so that a download comes once, and an error too
 
@@ -187,7 +188,7 @@ def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) ->
 def child(
     options: argparse.Namespace, folder: Path, name: str, device: str, until: float | None
 ) -> list[str]:
-    """The command that trains one run of the plan, until a time as `time.time` has it."""
+    """The command that trains one run of the plan, until a time as `time.monotonic` has it."""
     words = [sys.executable, "-m", "unbounded.experiments", "cifar10", "--one", name]
     words += ["--lambda0", _lambda0(options), "--rules", options.rules]
     words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
