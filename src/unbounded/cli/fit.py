@@ -97,12 +97,14 @@ def run(options: argparse.Namespace) -> None:
     split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
     data = prepare(table, options.target, **split, **lists, **both)
     console.say(_describe(data))
+    for note in data.notes:
+        console.warn(note)
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
     model = TableModel.train(data, device=device, **chosen, **both)
     described = model.describe()
     console.say(_depth(described))
-    model.score_held_out(data, references=not options.no_references)
+    model.score_held_out(data, references=not options.no_references, importance=page is not None)
     if "held_out" in model.info:
         wanted = not options.no_references and described["training"]["stopped"] != "interrupted"
         if wanted and "references" not in model.info:

@@ -257,6 +257,7 @@ def _columns(model: TableModel) -> Section:
     rows: list[list[object]] = []
     for one in listed[:_TABLE_COLUMNS]:
         kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("left out", one["why"])
+        use += f" ({one['why']})" if one["used_as"] and one["why"] else ""
         rows.append([one["name"], kind, use, one["values"], f"{one['missing']:,}"])
     text = "How the columns of the table were understood and what the network sees of them."
     if len(listed) > _TABLE_COLUMNS:
