@@ -350,7 +350,8 @@ def test_the_task_follows_from_the_target():
     assert target_of([1, 2, 3] * 10).task == "classification"
     assert target_of([10, 9] * 5).classes == ["9", "10"]
     mixed = target_of([10, 9] * 5 + ["1e1", "9.0"], "classification")
-    assert mixed.classes == ["10", "1e1", "9", "9.0"] and "different classes" in mixed.note
+    assert mixed.classes == ["10", "1e1", "9", "9.0"]
+    assert "different classes" in mixed.note
     assert target_of([0.5, 1.5] * 10).task == "classification"  # two values
     assert target_of([0.5, 1.5, 2.5] * 10).task == "regression"
     assert target_of(range(21)).task == "regression"

@@ -153,6 +153,12 @@ def first_line(path: Path, file: IO[bytes], encoding: str) -> str:
     return ""
 
 
+def num_fields(path: Path, line: str, delimiter: str) -> int:
+    """How many fields a line has with this delimiter."""
+    with _long_fields(path):
+        return len(next(csv.reader([line], delimiter=delimiter)))
+
+
 @contextmanager
 def row_reader(path: Path, file: IO[bytes], encoding: str, delimiter: str) -> Iterator["RowReader"]:
     """The rows of an open text file, which stays open."""

@@ -1,7 +1,6 @@
 """Tables, a chunk at a time: CSV, TSV and Parquet files, plain or gzipped, and frames."""
 
 import codecs
-import csv
 import io
 import json
 import re
@@ -272,7 +271,7 @@ def _delimiter(path: Path, header: str) -> str:
     if (".tsv" in endings or ".tab" in endings) and "\t" in header:
         return "\t"
     # Fields rather than characters: a delimiter within quotes is none.
-    fields = {d: len(next(csv.reader([header], delimiter=d))) for d in _DELIMITERS}
+    fields = {d: lines.num_fields(path, header, d) for d in _DELIMITERS}
     return max(_DELIMITERS, key=fields.__getitem__)
 
 
