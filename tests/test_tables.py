@@ -188,7 +188,7 @@ def test_another_encoding_and_delimiter_can_be_said(tmp_path):
         (b"x,x,y\n1,2,3\n", "'x'"),
         (b"1.5,2.5\n3,4\n", "names of the columns"),
         (b"x,y\n1,2\n3,4,5\n", "line 3"),
-        (b"x,y\n1,2,3\n4,5,6\n", "more fields"),
+        (b"x,y\n1,2,3\n4,5,6\n", "line 2 has 3 fields"),
         (b'x,y\n1,"2\n', "no table"),
         ("x,y\n1,\xe9\n".encode("latin-1"), "utf-8"),
     ],
@@ -348,7 +348,10 @@ def test_the_task_follows_from_the_target():
     assert target_of(["a", "b"] * 10).task == "classification"
     assert target_of(["yes", "no"] * 10).classes == ["no", "yes"]
     assert target_of([1, 2, 3] * 10).task == "classification"
-    assert target_of([10, 9] * 5 + ["1e1", "9.0"]).classes == ["9", "10"]
+    assert target_of([10, 9] * 5).classes == ["9", "10"]
+    mixed = target_of([10, 9] * 5 + ["1e1", "9.0"], "classification")
+    assert mixed.classes == ["10", "1e1", "9", "9.0"]
+    assert "different classes" in mixed.note
     assert target_of([0.5, 1.5] * 10).task == "classification"  # two values
     assert target_of([0.5, 1.5, 2.5] * 10).task == "regression"
     assert target_of(range(21)).task == "regression"

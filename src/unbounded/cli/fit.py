@@ -99,6 +99,8 @@ def run(options: argparse.Namespace) -> None:
     split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
     data = prepare(table, options.target, **split, **lists, **both)
     console.say(_describe(data))
+    for note in data.notes:
+        console.warn(note)
     given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
     chosen = {name: value for name, value in given.items() if value is not None}
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
@@ -107,7 +109,8 @@ def run(options: argparse.Namespace) -> None:
         with interrupts.shielded():
             model.save(out)
         console.say(_depth(model.describe(), request.name))
-        _score(model, data, not options.no_references and not request.is_set(), console)
+        wanted = not options.no_references and not request.is_set()
+        _score(model, data, wanted, page is not None, console)
         with interrupts.shielded():
             model.save(out)
             if page is not None:
@@ -129,11 +132,17 @@ def _train(data: "PreparedTable", options: dict[str, Any]) -> "TableModel":
         ) from None
 
 
-def _score(model: "TableModel", data: "PreparedTable", references: bool, console: Console) -> None:
+def _score(
+    model: "TableModel",
+    data: "PreparedTable",
+    references: bool,
+    importance: bool,
+    console: Console,
+) -> None:
     """Score the held-out rows; the model is whole without, so this may end at any time."""
     try:
         with interrupts.at_once():
-            model.score_held_out(data, references=references)
+            model.score_held_out(data, references=references, importance=importance)
     except KeyboardInterrupt:
         console.warn("the scores on held-out rows were left out (interrupted)")
     if "held_out" in model.info:

@@ -116,7 +116,8 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         weights = check_weights(sample_weight, len(labels))
         if self.class_weight is None:
             return weights
-        return weights * compute_sample_weight(self.class_weight, labels)
+        balance = compute_sample_weight(self.class_weight, labels)
+        return check_weights(weights * balance, len(labels))
 
     def _describe_targets(self) -> dict[str, Any]:
         """The class labels, and their type."""

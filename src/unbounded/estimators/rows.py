@@ -1,5 +1,6 @@
 """What the estimators do to the rows of a table before the network sees them."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,12 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from unbounded.model import UDN
+from unbounded.scaling import moments, standardized
 from unbounded.schema import list_of, real, record
 
 Array = NDArray[Any]
 
 # A held-out set of fewer rows says too little of the epochs to choose among them.
 MIN_VALIDATION_ROWS = 8
+# Beyond these bounds of the largest weight the priors, or the data, are all that counts: what lies
+# further out changes nothing but would overflow.
+_WEIGHTS = (1e-20, 1e12)
+_FEW = 0.01  # rows that a row counts for on average: below, the user is told
 
 
 class WeightedRows(NamedTuple):
@@ -41,7 +47,22 @@ def check_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
         raise ValueError("sample_weight must be finite and at least 0")
     if not (weights > 0).any():
         raise ValueError("sample_weight is zero in every row: there is nothing to learn from")
+    weights = _within_bounds(weights)
+    counted = weights[weights > 0]
+    if counted.mean() < _FEW:
+        warnings.warn(
+            f"sample_weight says how often each row counts: {counted.sum():.3g} rows in all, of "
+            f"{counted.size}, so that the priors outweigh the data; weights near 1 are expected",
+            stacklevel=4,
+        )
     return weights
+
+
+def _within_bounds(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights that single precision holds: the largest is brought into bounds, with the others."""
+    largest = weights.max()
+    bounded = float(np.clip(largest, *_WEIGHTS))
+    return weights if bounded == largest else weights / largest * bounded
 
 
 def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
@@ -108,20 +129,7 @@ class Scaling:
         """Columns to mean 0 and standard deviation 1; those that do not vary are only centred."""
         if not standardize:
             return cls(np.zeros(values.shape[1]), np.ones(values.shape[1]))
-        values = values.astype(np.float64)
-        share = weights / weights.sum()
-        largest = np.abs(values).max(0)
-        largest[largest == 0] = 1.0
-        unit = values / largest  # squares of large numbers would overflow
-        center = share @ unit
-        deviation = np.sqrt(share @ (unit - center) ** 2)
-        # What rounding makes of a constant column is no deviation.
-        constant = deviation <= 1e-12
-        deviation[constant] = 1.0
-        with np.errstate(under="ignore"):
-            scale = np.where(constant, 1.0, deviation * largest)
-        scale[scale < np.finfo(np.float64).tiny] = 1.0
-        return cls(center * largest, scale)
+        return cls(*moments(values, weights))
 
     def to_dict(self) -> dict[str, list[float]]:
         """Plain data; floats survive JSON to the last bit."""
@@ -138,7 +146,7 @@ class Scaling:
 
     def apply(self, values: Array) -> NDArray[np.float64]:
         """Standardised values, `(…, column)`."""
-        return (values - self.center) / self.scale
+        return standardized(values, self.center, self.scale)
 
     def undo(self, values: Array) -> NDArray[np.float64]:
         """Values in original units, `(…, column)`."""

@@ -41,8 +41,8 @@ class Column:
         low: the smallest number, or date in seconds since 1970.
         high: the largest.
         format: of a date.
-        numeric: a category whose texts are numbers, however they are written.
-        why: the reason for being dropped.
+        numeric: a category whose levels are numbers, each in its own writing (`are_numbers`).
+        why: the reason for being dropped; of a column that is used, what to know of its reading.
     """
 
     name: str
@@ -216,7 +216,8 @@ class Profile:
             return found("number", low=self.low, high=self.high)
         if self.kinds == {"date"} or (self.formats and not self.numbers and not category):
             format = self.formats[0] if self.formats else read.ISO
-            return found("date", low=self.days[0], high=self.days[1], format=format)
+            why = read.both_orders(self.formats or [])
+            return found("date", why, low=self.days[0], high=self.days[1], format=format)
         if not category:
             self.check_text()
         lowered = {level.lower() for level in self.levels or ()}
@@ -227,7 +228,7 @@ class Profile:
             return found("text") if self.missing else found("dropped", why)
         if distinct is None:
             return found("dropped", f"more than {TRACKED:,} different texts")
-        return found("category", numeric=self.is_number)
+        return found("category", numeric=read.are_numbers(self.levels or ()))
 
     def check_text(self) -> None:
         """An error if this is a column of numbers with some text in it."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.scaling import exponents, standardized
 from unbounded.schema import (
     Check,
     FileError,
@@ -24,7 +25,7 @@ from unbounded.schema import (
     wrong,
 )
 from unbounded.tables.text import count_of
-from unbounded.tables.values import Floats
+from unbounded.tables.values import Floats, levels_by_number, same_level
 
 Codes = NDArray[np.int32]
 
@@ -34,7 +35,7 @@ _TOP_LEVELS = 20  # of which the most frequent have a place of their own
 _MAX_MEANS = 2_000  # levels whose means are kept in the file
 _SMOOTHING = 10.0  # rows of the overall mean that are mixed into each level's
 _FOLDS = 5
-_HUGE = 1e150  # beyond this a difference of two numbers, or a square, may overflow
+_HUGE = 1e150  # spreads from the centre; beyond this squares overflow
 _MIN_LIMIT = 10.0
 _YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
 # Length and start; 1970 began on a Thursday: weeks are counted from the Monday after.
@@ -113,16 +114,19 @@ class Scale:
     @classmethod
     def fit(cls, values: Floats) -> "Scale":
         """From the values of the training rows, `(rows,)`, NaN where there is none."""
-        x = np.clip(values[~np.isnan(values)], -_HUGE, _HUGE)
+        x = values[~np.isnan(values)]
         if x.size == 0:
             return cls()
         low, centre, high = np.quantile(x, [0.25, 0.5, 0.75], method="inverted_cdf").tolist()
-        spread = (high - low) / 1.349  # the standard deviation of a Gaussian with these quartiles
-        if not spread > 1 / _HUGE:
-            spread = float(np.std(x))
-        if not spread > 1 / _HUGE:
-            return cls(centre=centre)
-        z = np.abs(x - centre) / spread
+        # In units of a power of two: nothing overflows. 1.349: the quartiles of a Gaussian.
+        unit = int(exponents(x[:, None])[0]) + 1
+        spread = (math.ldexp(high, -unit) - math.ldexp(low, -unit)) / 1.349
+        if not spread > 0:
+            spread = float(np.sqrt(np.mean((np.ldexp(x, -unit) - math.ldexp(centre, -unit)) ** 2)))
+        spread = math.ldexp(spread, unit)
+        if not spread > 0:
+            return cls(centre=centre, spread=max(abs(centre), 1.0))
+        z = np.minimum(np.abs(standardized(x, centre, spread)), _HUGE)
         heavy = bool(z.max() > 12 or np.quantile(z, 0.99) > 6)
         first = cls(centre, spread, heavy, limit=math.inf)
         t = first.transform(x)
@@ -134,8 +138,8 @@ class Scale:
 
     def transform(self, values: Floats) -> Floats:
         """Encoded numbers `(rows,)`; what is missing becomes the median."""
-        x = np.clip(values, -_HUGE, _HUGE)
-        z = (np.where(np.isnan(x), self.centre, x) - self.centre) / self.spread
+        x = np.where(np.isnan(values), self.centre, values)
+        z = np.clip(standardized(x, self.centre, self.spread), -_HUGE, _HUGE)
         t = np.arcsinh(z) if self.heavy else z
         return np.clip((t - self.mean) / self.sd, -self.limit, self.limit)
 
@@ -290,6 +294,15 @@ class CategoryEncoder(Encoder):
             encoder.means = {"": response.values.mean(0).tolist()}
             encoder.means |= {names[i]: table[i] for i in order[:_MAX_MEANS]}
         return encoder
+
+    def by_number(self, values: Coded) -> Coded:
+        """Levels that training did not know as those that it did, where they are one number."""
+        known = {*self.levels, *self.means}
+        if known.issuperset(values.levels):
+            return values
+        by_number = levels_by_number(known)
+        found = [v if v in known else same_level(v, by_number) for v in values.levels]
+        return Coded(values.codes, found)
 
     def fit_transform(self, values: Coded, response: Response | None) -> NDArray[np.float32]:
         """The training rows, each with means to which its own target did not contribute."""

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from unbounded.schema import FileError, list_of, mapping, record, text
 from unbounded.tables import values as read
 from unbounded.tables.columns import Column
-from unbounded.tables.encoders import ENCODERS, Coded, Encoder, Response, encoder_from_dict
+from unbounded.tables.encoders import (
+    ENCODERS,
+    CategoryEncoder,
+    Coded,
+    Encoder,
+    Response,
+    encoder_from_dict,
+)
 from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.target import Target
 from unbounded.tables.text import closest
@@ -27,7 +34,7 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
         TableError: on text in a column of numbers, on infinite values, on what is no date.
     """
     if column.kind == "category":
-        codes, levels = pandas().factorize(read.texts(series, column.numeric))
+        codes, levels = pandas().factorize(read.texts(series))
         return Coded(codes.astype(np.int32), [str(level) for level in levels])
     if column.kind == "boolean":
         values: Floats = read.booleans(series).values  # what is neither is as good as missing
@@ -165,9 +172,13 @@ class Encoding:
 
     def transform(self, values: Callable[[Column], Values]) -> Matrix:
         """The matrix `(rows, features)` from the values of each used column."""
-        return np.concatenate(
-            [self.encoders[column.name].transform(values(column)) for column in self.used], 1
-        )
+        parts = []
+        for column in self.used:
+            encoder, given = self.encoders[column.name], values(column)
+            if column.numeric and isinstance(encoder, CategoryEncoder) and isinstance(given, Coded):
+                given = encoder.by_number(given)
+            parts.append(encoder.transform(given))
+        return np.concatenate(parts, 1)
 
     def transform_frame(self, frame: Any, start: int = 0) -> Matrix:
         """The matrix `(rows, features)` of a chunk whose columns `check_names` has seen."""

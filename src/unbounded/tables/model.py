@@ -130,11 +130,14 @@ class TableModel:
         info = {"table": data.table.name, **rows, "seed": seed}
         return cls(_fit_estimator(data, options), data.encoding, data.target, info)
 
-    def score_held_out(self, data: PreparedTable, *, references: bool = True) -> None:
+    def score_held_out(
+        self, data: PreparedTable, *, references: bool = True, importance: bool = True
+    ) -> None:
         """Put the scores on held-out rows into `info`, with what a page shows of them.
 
         Does nothing if no rows were held out. The references are left out if training was
-        interrupted, or if Ctrl-C comes while they are fitted.
+        interrupted, or if Ctrl-C comes while they are fitted; `importance` says whether to
+        shuffle columns for their importance.
         """
         from unbounded.tables.references import compare
 
@@ -145,10 +148,9 @@ class TableModel:
         for start in range(0, len(y), _PREDICTED_ROWS):
             piece = slice(start, start + _PREDICTED_ROWS)
             collector.add(y[piece], self.by_depth(x[piece]))
-        self.info["held_out"] = {
-            **self._summary(collector),
-            "importance": importance_of_columns(self, x, y),
-        }
+        self.info["held_out"] = self._summary(collector)
+        if importance:
+            self.info["held_out"]["importance"] = importance_of_columns(self, x, y)
         if references and self.estimator.stopped_ != "interrupted":
             target = self.target
             with suppress(KeyboardInterrupt):  # the model is whole without them

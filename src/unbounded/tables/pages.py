@@ -38,7 +38,7 @@ def model_page(
             _by_depth(found),
             sections.depth_over_time(history),
             _calibration(found),
-            *([_importance(found["importance"], found["task"])] if found.get("importance") else []),
+            *([_importance(model, found)] if found.get("importance") else []),
             _uncertainty(found),
             _confusion(model, found) if "confusion" in found else _predicted(found),
         ]
@@ -196,9 +196,10 @@ def _uncertainty(found: dict[str, Any]) -> Section:
 _FIFTHS = ["1st", "2nd", "3rd", "4th", "5th"]
 
 
-def _importance(rows: Sequence[dict[str, Any]], task: str) -> Section:
+def _importance(model: TableModel, found: dict[str, Any]) -> Section:
+    rows: Sequence[dict[str, Any]] = found["importance"]
     shown = rows[:_BARS]
-    loss = "log score lost, nats" if task == "classification" else "RMSE gained"
+    loss = "log score lost, nats" if found["task"] == "classification" else "RMSE gained"
     figure = svg.bar_chart(
         [row["loss"] for row in shown],
         [row["column"] for row in shown],
@@ -214,6 +215,11 @@ def _importance(rows: Sequence[dict[str, Any]], task: str) -> Section:
         "the rows (up to 1,000 of them); the whiskers are the standard deviation over shuffles. "
         "Columns that say the same share their importance."
     )
+    if len(rows) < len(model.encoding.used):
+        text += (
+            f" Of {len(model.encoding.used):,} columns the {len(rows)} were shuffled to which the "
+            "predictions react most (by their gradient)."
+        )
     if len(rows) > _BARS:
         text += f" The {len(rows) - _BARS} least important of {len(rows)} are not drawn."
     return Section("Which columns matter?", text, [figure])
@@ -257,6 +263,7 @@ def _columns(model: TableModel) -> Section:
     rows: list[list[object]] = []
     for one in listed[:_TABLE_COLUMNS]:
         kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("left out", one["why"])
+        use += f" ({one['why']})" if one["used_as"] and one["why"] else ""
         rows.append([one["name"], kind, use, one["values"], f"{one['missing']:,}"])
     text = "How the columns of the table were understood and what the network sees of them."
     if len(listed) > _TABLE_COLUMNS:

@@ -45,6 +45,13 @@ class PreparedTable:
     train: Examples
     held_out: Examples
 
+    @property
+    def notes(self) -> list[str]:
+        """What was understood in one of several ways, for the user to check."""
+        used = [column for column in self.encoding.used if column.why]
+        notes = [f"column {column.name!r}: {column.why}" for column in used]
+        return [*notes, *([self.target.note] if self.target.note else [])]
+
 
 def prepare(
     table: Table,

@@ -1,19 +1,20 @@
 """Tables, a chunk at a time: CSV, TSV and Parquet files, plain or gzipped, and frames."""
 
 import codecs
-import csv
-import gzip
 import io
 import json
+import re
 import shutil
 import tempfile
-import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from unbounded.tables import lines
+from unbounded.tables.text import TableError as TableError
 from unbounded.tables.text import closest, is_number, shorten
 
 # What stands for "nothing is known" in a text file; a user may add to these.
@@ -27,10 +28,8 @@ NO_VALUE = "…"  # what stands for a value that is neither number nor text nor 
 _SAMPLE = 1 << 16  # bytes that are looked at to tell what a file is
 _CELLS = 1_500_000  # cells a chunk, about: what bounds the memory of everything that streams
 _DELIMITERS = (",", "\t", ";", "|")
-
-
-class TableError(ValueError):
-    """A table that cannot be used, in one line that a user can act on."""
+_MARKUP = re.compile(r"<(!doctype|!--|\?xml|(html|head|body|table|svg)[\s>])", re.I)
+_TAG = re.compile(r"<([a-z][\w:.-]*)[\s>]", re.I)
 
 
 class Chunk(NamedTuple):
@@ -110,9 +109,12 @@ class Table:
                 self.num_rows = parquet.metadata.num_rows
                 return list(parquet.schema_arrow.names)
         self.encoding = _encoding(self.path, sample, encoding)
-        text = _decode(self.path, sample, self.encoding)
+        _check_text(self.path, sample, self.encoding)
+        with self._open() as (file, _), _damaged(self.path):
+            text = lines.first_line(self.path, file, self.encoding)
         self.delimiter = delimiter or _delimiter(self.path, text)
-        return _header(self.path, text, self.delimiter)
+        with self._rows() as rows:
+            return _column_names(self.path, rows.header, self.delimiter)
 
     def check_names(self, names: Sequence[str], option: str = "") -> None:
         """A TableError, after the option that gave these names, if a column is not there."""
@@ -147,7 +149,9 @@ class Table:
     def _frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         if self._arrow is not None:
             return map(_from_arrow, self._arrow.select(names).to_batches(max_chunksize=rows))
-        return self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(rows)
+        return (
+            self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(names, rows)
+        )
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
@@ -158,32 +162,22 @@ class Table:
                 columns[name] = stripped.mask(stripped.isin(self.missing))
         return pandas().DataFrame(columns, index=frame.index)
 
-    def _text_frames(self, rows: int) -> Iterator[Any]:
+    def _text_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         pd = pandas()
-        with self._open() as (file, _):
-            with _one_line(self.path):
-                reader = pd.read_csv(
-                    file,
-                    sep=self.delimiter,
-                    header=0,
-                    names=self.names,
-                    index_col=False,
-                    dtype=str,
-                    keep_default_na=False,
-                    na_filter=False,
-                    encoding=self.encoding,
-                    skipinitialspace=True,
-                    # In a table of one column an empty line is a row with a missing value.
-                    skip_blank_lines=len(self.names) > 1,
-                    chunksize=rows,
+        places = [self.names.index(name) for name in names]
+        with self._rows() as reader, _damaged(self.path):
+            for chunk in reader.chunks(rows):
+                columns = lines.columns_of(chunk, places)
+                yield pd.DataFrame(
+                    {n: pd.array(c, dtype="str") for n, c in zip(names, columns, strict=True)}
                 )
-            with reader:
-                while True:
-                    with _one_line(self.path):
-                        frame = next(reader, None)
-                    if frame is None:
-                        return
-                    yield frame
+
+    @contextmanager
+    def _rows(self) -> Iterator[lines.RowReader]:
+        with self._open() as (file, _), _damaged(self.path):
+            options = (self.encoding, self.delimiter)
+            with lines.row_reader(self.path, file, *options) as reader:
+                yield reader
 
     def _parquet_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         with self._parquet() as file, _damaged(self.path):
@@ -213,16 +207,15 @@ class Table:
             if not packed:
                 yield raw, False
                 return
-            with gzip.GzipFile(fileobj=raw) as file:
-                # A wrapper that pandas can close without closing the GzipFile under our feet.
-                yield io.BufferedReader(file), True
+            yield io.BufferedReader(lines.BoundedGzip(self.path, raw), 1 << 16), True
 
 
 def _encoding(path: Path, sample: bytes, given: str | None) -> str:
     """The encoding of a text file, or an error if the file is no text."""
     if given is not None:
         try:
-            return codecs.lookup(given).name
+            name = codecs.lookup(given).name
+            return "utf-8-sig" if name == "utf-8" else name
         except LookupError:
             raise TableError(f"there is no encoding {given!r}") from None
     if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -234,27 +227,34 @@ def _encoding(path: Path, sample: bytes, given: str | None) -> str:
     return "utf-8-sig"
 
 
-def _decode(path: Path, sample: bytes, encoding: str) -> str:
-    """The text of a sample, which may end within a character; errors if it is no table."""
+def _check_text(path: Path, sample: bytes, encoding: str) -> None:
+    """An error if a sample of a file, which may end within a character, is no table's."""
     try:
         text = codecs.getincrementaldecoder(encoding)().decode(sample)
     except UnicodeDecodeError as error:
         raise TableError(_not_text(path, encoding, error)) from None
     if "\x00" in text:
         raise TableError(f"{path} is no table: it holds binary data")
-    start = text.lstrip()
-    if not start:
+    start = text.lstrip("\ufeff").lstrip()
+    if not start and len(sample) < _SAMPLE:
         raise TableError(f"{path} is empty")
-    for kind, fits in (("HTML or XML", start[0] == "<"), ("JSON", _is_json(start))):
+    for kind, fits in (("HTML or XML", _is_markup(start)), ("JSON", _is_json(start))):
         if fits:
             quoted = shorten(start.splitlines()[0], 30)
             raise TableError(f"{path} is no table but {kind}: it starts with {quoted!r}")
-    return text
+
+
+def _is_markup(text: str) -> bool:
+    """Whether text opens as HTML or XML does (a column may well be called "<50k" or "<x>")."""
+    if _MARKUP.match(text):
+        return True
+    tag = _TAG.match(text)
+    return tag is not None and f"</{tag[1]}>" in text
 
 
 def _is_json(text: str) -> bool:
     """Whether text opens as a JSON object or list does (a column may well be called "[cm]")."""
-    if text[0] not in "{[":
+    if text[:1] not in ("{", "["):
         return False
     first = text[1:].lstrip()[:1]
     if text[0] == "{":
@@ -266,22 +266,18 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _delimiter(path: Path, text: str) -> str:
-    header = text.lstrip().splitlines()[0]
+def _delimiter(path: Path, header: str) -> str:
     endings = [suffix.lower() for suffix in path.suffixes]
     if (".tsv" in endings or ".tab" in endings) and "\t" in header:
         return "\t"
     # Fields rather than characters: a delimiter within quotes is none.
-    fields = {d: len(next(csv.reader([header], delimiter=d))) for d in _DELIMITERS}
+    fields = {d: lines.num_fields(path, header, d) for d in _DELIMITERS}
     return max(_DELIMITERS, key=fields.__getitem__)
 
 
-def _header(path: Path, text: str, delimiter: str) -> list[str]:
-    lines = (line for line in text.splitlines(keepends=True) if line.strip())
-    try:
-        fields = next(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
-    except (csv.Error, StopIteration) as error:
-        raise TableError(f"{path} is no table: {_line(error)}") from None
+def _column_names(path: Path, fields: Sequence[str], delimiter: str) -> list[str]:
+    if not fields:
+        raise TableError(f"{path} is empty")
     names = [field.strip() for field in fields]
     if all(is_number(name) for name in names) and not all(name.isdigit() for name in names):
         first = f"the first line of {path} holds numbers ({shorten(delimiter.join(names), 30)!r})"
@@ -338,7 +334,12 @@ def _from_arrow(batch: Any) -> Any:
         kind = column.type
         if types.is_boolean(kind):
             series = column.to_pandas().astype("boolean")
-        elif types.is_decimal(kind) or types.is_integer(kind) or types.is_floating(kind):
+        elif types.is_decimal(kind):
+            series = _decimal_texts(column).astype(text)
+        elif types.is_integer(kind) and kind.bit_width == 64:  # more digits than a double has
+            whole = "UInt64" if types.is_unsigned_integer(kind) else "Int64"
+            series = pd.Series(pd.array(column.to_pandas(integer_object_nulls=True), dtype=whole))
+        elif types.is_integer(kind) or types.is_floating(kind):
             series = column.cast(pyarrow.float64(), safe=False).to_pandas()
         elif types.is_duration(kind) or types.is_time(kind):
             unit = pyarrow.duration("us") if types.is_duration(kind) else pyarrow.time64("us")
@@ -355,6 +356,15 @@ def _from_arrow(batch: Any) -> Any:
     return pd.DataFrame(columns)
 
 
+def _decimal_texts(column: Any) -> Any:
+    """Decimals with all their digits, and no zeros behind: 1.10 and 1.1 are one number."""
+    coded = column.dictionary_encode()
+    texts = [format(value, "f") for value in coded.dictionary.to_pylist()]
+    short = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
+    codes = coded.indices.to_pandas().astype("Int64")
+    return codes.map(dict(enumerate(short)), na_action="ignore")
+
+
 @contextmanager
 def _damaged(path: Path) -> Iterator[None]:
     """What goes wrong in a file that is cut short or scrambled, as an error of ours."""
@@ -362,25 +372,8 @@ def _damaged(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError, EOFError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise TableError(f"{path} is damaged: {_line(error)}") from None
-
-
-@contextmanager
-def _one_line(path: Path) -> Iterator[None]:
-    """What goes wrong in a parser of text, as one line of ours."""
-    pd = pandas()
-    try:
-        with _damaged(path), warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            yield
-    except pd.errors.ParserWarning:
-        raise TableError(
-            f"{path} is no table: the first row has more fields than the header names"
-        ) from None
-    except pd.errors.ParserError as error:
-        reason = _line(error).replace("Error tokenizing data. C error: ", "")
-        raise TableError(f"{path} is no table: {reason[:1].lower()}{reason[1:]}") from None
     except UnicodeDecodeError as error:
         raise TableError(_not_text(path, error.encoding, error)) from None
 

@@ -36,7 +36,7 @@ class Target:
         name: of the column.
         task: "classification" or "regression".
         classes: their names, in order; empty for regression.
-        numeric: the names of the classes are numbers.
+        numeric: the classes are numbers, each in its own writing (`are_numbers`).
     """
 
     name: str
@@ -54,7 +54,22 @@ class Target:
         """The classes as an estimator takes them, in the order of `classes`, which is sorted."""
         if self.numeric and _are_whole(self.classes):
             return np.array([int(float(name)) for name in self.classes])
-        return np.array(self.classes)
+        # NumPy's own texts lose a NUL at their end.
+        odd = any("\0" in name for name in self.classes)
+        return np.array(self.classes, dtype=object if odd else str)
+
+    @property
+    def note(self) -> str:
+        """What to know of the classes: that one number is there in several writings, if so."""
+        seen: dict[float, str] = {}
+        for name in self.classes:
+            number = read.number_of(name)
+            if number is not None and (other := seen.setdefault(number, name)) != name:
+                return (
+                    f"the target {self.name!r} holds {other!r} and {name!r}, which are different "
+                    "classes: write one number in one way"
+                )
+        return ""
 
     def read(self, series: Any, start: int = 0) -> Floats:
         """Class numbers from 0, or numbers: `(rows,)`, NaN where there is none.
@@ -64,8 +79,13 @@ class Target:
                 infinite values.
         """
         if self.is_classes:
-            texts = read.texts(series, self.numeric)
+            texts = read.texts(series)
             places = {name: float(index) for index, name in enumerate(self.classes)}
+            if self.numeric:
+                by_number = read.levels_by_number(self.classes)
+                for text in set(texts.dropna()) - set(places):
+                    same = read.same_level(text, by_number)
+                    places |= {text: places[same]} if same in places else {}
             values = texts.map(places).to_numpy(np.float64, na_value=np.nan)
             bad = np.isnan(values) & texts.notna().to_numpy()
             expected = "the classes are " + ", ".join(repr(c) for c in self.classes[:10])
@@ -113,7 +133,7 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
         raise unfit(f"holds {value} in row {row}: it must be finite")
     if task is None and not profile.is_number:
         profile.check_text()
-    counts, low, high = _levels(profile), profile.low, profile.high
+    counts, low, high = profile.levels, profile.low, profile.high
     if task is None:
         task = "classification" if _looks_like_classes(profile, counts) else "regression"
     if task == "regression":
@@ -136,24 +156,15 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
         raise unfit(f"holds one class only ({name!r}), at least two are needed")
     if 2 * len(counts) > profile.present and len(counts) > 2:
         raise unfit(f"{held}: classes must repeat")
-    key = float if profile.is_number and _are_whole(counts) else str
-    return Target(profile.name, task, sorted(counts, key=key), profile.is_number)
+    numeric = read.are_numbers(counts)
+    key = float if numeric and _are_whole(counts) else str
+    return Target(profile.name, task, sorted(counts, key=key), numeric)
 
 
 def _are_whole(names: Iterable[str]) -> bool:
     """Whether all these texts of numbers are of whole ones that a double holds exactly."""
     values = [float(name) for name in names]
     return all(value.is_integer() and abs(value) < 2**53 for value in values)
-
-
-def _levels(profile: Profile) -> Counter[str] | None:
-    """How often each class is there; numbers that are written in two ways are one."""
-    if profile.levels is None or not profile.is_number:
-        return profile.levels
-    counts: Counter[str] = Counter()
-    for level, count in profile.levels.items():
-        counts[read.number_text(float(level))] += count
-    return counts
 
 
 def _looks_like_classes(profile: Profile, counts: Counter[str] | None) -> bool:

@@ -1,11 +1,18 @@
 """Small helpers for messages, progress bars and JSON."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infinity)", re.I | re.A)
+
+
+class TableError(ValueError):
+    """A table that cannot be used, in one line that a user can act on."""
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -34,12 +41,11 @@ def count_of(count: int, noun: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether Python reads the text as a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    """Whether the text is a number: digits 0–9 with sign, point and exponent, or infinite.
+
+    This is the one rule: no thousands separators, other digits, hexadecimals or underscores.
+    """
+    return _NUMBER.fullmatch(text) is not None
 
 
 def to_json(value: Any) -> Any:

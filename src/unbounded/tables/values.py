@@ -1,12 +1,15 @@
 """A column's values as what they are read as: numbers, texts, yes or no, dates."""
 
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.tables.reading import TableError, is_text, pandas
-from unbounded.tables.text import shorten
+from unbounded.tables.text import is_number, shorten
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -18,6 +21,9 @@ _DAYS = "%d/%m/%Y|%m/%d/%Y|%Y/%m/%d|%d.%m.%Y|%d-%m-%Y|%m-%d-%Y|%d %b %Y|%d %B %Y
 _DAYS += "|%B %d, %Y|%d-%b-%Y"
 _TIMES = ("", " %H:%M", " %H:%M:%S")
 DATE_FORMATS = (ISO, *(f"{day}{time}" for day in _DAYS.split("|") for time in _TIMES))
+
+_EXACT = 2**53  # below, a double is one whole number only
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 
 YES = frozenset({"true", "yes", "t", "y", "on"})
 NO = frozenset({"false", "no", "f", "n", "off"})
@@ -58,7 +64,6 @@ def numbers(series: Any) -> Read:
     import pyarrow
     from pyarrow import compute
 
-    pd = pandas()
     kind = native_kind(series)
     if kind == "text":
         texts = pyarrow.array(series, type=pyarrow.string(), from_pandas=True)
@@ -66,7 +71,10 @@ def numbers(series: Any) -> Read:
             floats = compute.cast(texts, pyarrow.float64())
             values = floats.to_numpy(zero_copy_only=False).astype(np.float64)
         except pyarrow.ArrowInvalid:  # some are none; slower, and says which
-            values = pd.to_numeric(series, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+            coded = texts.dictionary_encode()
+            known = [float(v) if is_number(v) else np.nan for v in coded.dictionary.to_pylist()]
+            codes = coded.indices.fill_null(-1).to_numpy()  # the last: missing
+            values = np.array([*known, np.nan], np.float64)[codes]
         # "nan" is a missing value long before this; what is NaN here and there is no number.
         return Read(values, np.isnan(values) & series.notna().to_numpy())
     if kind == "date":
@@ -109,29 +117,80 @@ def dates(series: Any, format: str) -> Read:
     return Read(seconds, ~there & given)
 
 
-def texts(series: Any, numeric: bool = False) -> Any:
-    """Texts, missing where there are none.
+def both_orders(formats: Sequence[str]) -> str:
+    """A note if the format that is taken, the first, could as well have month and day exchanged."""
+    first = formats[0] if formats else ISO
+    swapped = first.translate(str.maketrans("dm", "md"))
+    if swapped == first or swapped not in formats:
+        return ""
+    return (
+        "dates are read as day, month, year, though all fit month, day, year too; "
+        "write 2021-04-03 to be sure"
+    )
 
-    Args:
-        series: a column of any kind.
-        numeric: the texts are numbers, which may be written in several ways: 1, 1.0 and 1e0
-            become one text. (Writing out integers with gaps makes 1.0 of 1 in many programs.)
+
+def texts(series: Any) -> Any:
+    """Texts as they are written, missing where there are none.
+
+    Values that are no text have one writing each: whole numbers all their digits, other numbers
+    the shortest that reads back the same.
     """
     pd = pandas()
     kind = native_kind(series)
-    if kind == "text" and not numeric:
+    if kind == "text":
         return series.astype(object)
     if kind == "boolean":
         return series.astype(object).map({True: "True", False: "False"}, na_action="ignore")
     if kind == "date":
         return series.astype(object).map(lambda time: time.isoformat(), na_action="ignore")
-    values, bad = numbers(series)
-    result = np.array([None if np.isnan(v) else number_text(v) for v in values], dtype=object)
-    if bad.any():
-        result[bad] = series.to_numpy(object)[bad]
+    if pd.api.types.is_integer_dtype(series.dtype):
+        return series.astype(object).map(str, na_action="ignore")
+    values = numbers(series).values.tolist()
+    result = [None if math.isnan(v) else number_text(v) for v in values]
     return pd.Series(result, index=series.index, dtype=object)
 
 
 def number_text(value: float) -> str:
     """The shortest text of a number; whole numbers without a point."""
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(float(value))
+    whole = value.is_integer() and abs(value) < _EXACT
+    return str(int(value)) if whole else repr(float(value))
+
+
+def is_own_writing(text: str) -> bool:
+    """Whether a text is how a number is written, with at most a needless ".0" behind.
+
+    (Writing out whole numbers with gaps makes 1.0 of 1 in many programs.) 007, 1E5, +1 and 1.10
+    are not: whoever wrote them may have meant a name.
+    """
+    if _WHOLE.fullmatch(text.removesuffix(".0")):
+        return True
+    return is_number(text) and text == number_text(float(text))
+
+
+def number_of(text: str) -> float | None:
+    """The number that a text stands for; None if it is none, or too large for one to be sure."""
+    value = float(text) if is_number(text) else math.inf
+    return value if abs(value) < _EXACT else None
+
+
+def are_numbers(levels: Iterable[str]) -> bool:
+    """Whether levels are numbers, each in its own writing, and no number is there twice."""
+    found = list(levels)
+    if not all(map(is_own_writing, found)):
+        return False
+    known = [number for number in map(number_of, found) if number is not None]
+    return len(set(known)) == len(known)
+
+
+def same_level(text: str, by_number: Mapping[float, str]) -> str:
+    """The level that a text of new rows means, by its number; the text itself if there is none.
+
+    So 1.0 finds the level 1 of training, where all levels were numbers (`are_numbers`).
+    """
+    number = number_of(text)
+    return text if number is None else by_number.get(number, text)
+
+
+def levels_by_number(levels: Iterable[str]) -> dict[float, str]:
+    """The levels that are numbers, for `same_level`."""
+    return {n: level for level in levels if (n := number_of(level)) is not None}
