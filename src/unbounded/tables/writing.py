@@ -9,6 +9,7 @@ import base64
 import json
 import math
 import re
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,6 +112,8 @@ def _json_texts(kind: str, values: list[Any]) -> list[str]:
     """Values as JSON: whole numbers with all digits, what is not finite as null."""
     if kind == "float":
         return [repr(v) if v is not None and math.isfinite(v) else "null" for v in values]
+    if kind == "text":
+        return ["null" if v is None else encode_basestring_ascii(v) for v in values]
     return [json.dumps(value) for value in values]
 
 
