@@ -397,7 +397,7 @@ def test_columns_that_are_kept_stay_what_they_were(files, tmp_path, capsys, monk
     monkeypatch.setattr(reading, "_CELLS", 0)  # "late" is empty in the whole first chunk
     base = ("predict", files / "number.udn", tmp_path / "t.parquet", "--keep", "id,when,gaps,late")
     lines = ok(capsys, *base).splitlines()
-    assert lines[1].startswith("100,2020-01-02,1,,")
+    assert lines[1].startswith("100,2020-01-02T00:00:00.000000,1,,")
     assert lines[700].split(",")[3] == "here"
     ok(capsys, *base, "--out", tmp_path / "p.parquet")
     got = pd.read_parquet(tmp_path / "p.parquet")

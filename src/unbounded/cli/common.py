@@ -1,7 +1,6 @@
 """What the commands share: errors, printing, arguments, and how they write files."""
 
 import argparse
-import json
 import math
 import sys
 import warnings
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unbounded import atomic
-from unbounded.report.terminal import show
+from unbounded.printing import one_line, show, show_json
 from unbounded.tables import Table
 from unbounded.tables.text import to_json
 
@@ -46,12 +45,16 @@ class Console:
     """Where a command prints.
 
     With `--json`, standard output holds one JSON document and nothing else: all words go to
-    standard error. Progress is always there, and only if that is a terminal.
+    standard error. So they do if a file is written there (`--out /dev/stdout`). Progress is
+    always there, and only if that is a terminal.
     """
 
     def __init__(self, options: argparse.Namespace):
         self.json = bool(getattr(options, "json", False))
         self.quiet = bool(getattr(options, "quiet", False))
+        written = [getattr(options, name, None) for name in ("out", "report")]
+        taken = any(path is not None and atomic.descriptor(path) == 1 for path in written)
+        self.words_aside = self.json or taken
 
     @property
     def shows_progress(self) -> bool:
@@ -61,7 +64,7 @@ class Console:
     def say(self, text: str = "") -> None:
         """Print a text for people, unless `--quiet` forbids it."""
         if not self.quiet:
-            show(text, sys.stderr if self.json else sys.stdout)
+            show(text, sys.stderr if self.words_aside else sys.stdout)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error."""
@@ -70,18 +73,7 @@ class Console:
     def result(self, document: dict[str, Any]) -> None:
         """Print the document, if `--json` asks for it."""
         if self.json:
-            print(json.dumps(to_json(document), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-# Files
-
-
-def check_output(path: Path, *inputs: Path) -> Path:
-    """The path, if a file can be written there and is no input; asked before any work is done."""
-    for other in inputs:
-        if path.exists() and other.exists() and path.samefile(other):
-            raise CommandError(f"cannot write {path}: it is being read from")
-    return atomic.check_target(path)
+            show_json(to_json(document))
 
 
 # Arguments
@@ -118,8 +110,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") 
 
 
 def add_out_argument(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
-    """`--out`."""
+    """`--out` and `--force`."""
     parser.add_argument("--out", type=Path, metavar="FILE", help=help, **options)
+    words = "replace files that are there, also those that unbounded did not write"
+    parser.add_argument("--force", action="store_true", help=words)
 
 
 def add_list_argument(parser: Any, name: str, help: str, metavar: str = "COLUMNS") -> None:
@@ -140,12 +134,18 @@ def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
     )
 
 
-def open_model(options: argparse.Namespace) -> tuple["TableModel", Any]:
-    """The model and the table (if one is named) of `add_model_arguments`, and `--out` checked."""
+def open_model(options: argparse.Namespace, kind: str) -> tuple["TableModel", Any]:
+    """The model and the table (if one is named) of `add_model_arguments`, and `--out` checked.
+
+    Args:
+        options: of the command.
+        kind: of the file that it writes, see `outputs.check_output`.
+    """
+    from unbounded.cli.outputs import check_output
     from unbounded.tables import TableModel
 
     if options.out is not None:
-        check_output(options.out, options.model, *([options.table] if options.table else []))
+        check_output(options, options.out, kind, options.model, options.table)
     model = TableModel.load(options.model, check_device(options.device))
     return model, open_table(options, model.encoding.missing) if options.table else None
 
@@ -200,6 +200,7 @@ def _delimiter(text: str) -> str:
 
 def columns_of_text(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Rows as aligned columns; those in `right` are flush right."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from unbounded import interrupts
-from unbounded.cli import common
+from unbounded.cli import common, outputs
 from unbounded.cli.common import Console
 
 NAME = "demo"
@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> None:
     from unbounded.experiments.demo import run as run_demo
 
     console = Console(options)
-    common.check_output(options.out)
+    outputs.check_output(options, options.out, outputs.PAGE)
     # What the demo says goes where the words of a command go.
-    words = None if console.quiet else sys.stderr if console.json else sys.stdout
+    words = None if console.quiet else sys.stderr if console.words_aside else sys.stdout
     with (
         interrupts.deferred(),  # also what comes after training is done to its end
         common.told_warnings(console),

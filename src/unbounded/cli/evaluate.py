@@ -2,7 +2,7 @@
 
 import argparse
 
-from unbounded.cli import common
+from unbounded.cli import common, outputs
 from unbounded.cli.common import Console
 from unbounded.tables.text import count_of
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Score chunk by chunk, print, write the page."""
     console = Console(options)
-    model, table = common.open_model(options)
+    model, table = common.open_model(options, outputs.PAGE)
     found = model.summarize(table, progress=console.shows_progress)
     target, without = model.target, found["rows_without_target"]
     heading = f"on {count_of(found['rows'], 'row')}"

@@ -5,9 +5,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unbounded import interrupts
-from unbounded.cli import common
+from unbounded import atomic, interrupts
+from unbounded.cli import common, outputs
 from unbounded.cli.common import CommandError, Console
+from unbounded.printing import one_line
 from unbounded.tables import RULE, TASKS
 from unbounded.tables.text import count_of
 
@@ -152,13 +153,14 @@ def _score(
 
 
 def _outputs(options: argparse.Namespace) -> tuple[Path, Path | None]:
-    out = common.check_output(options.out, options.table)
-    if options.no_report:
-        return out, None
-    page = options.report or out.with_suffix(".html")
-    if page.absolute() == out.absolute():
+    out = outputs.check_output(options, options.out, outputs.MODEL, options.table)
+    page: Path | None = options.report
+    if options.no_report or (page is None and not atomic.is_file(out)):
+        return out, None  # beside a device there is no place for a page
+    page = page or out.with_suffix(".html")
+    if outputs.same_place(page, out):
         raise CommandError(f"the model and the page cannot both be {out}: say --report FILE")
-    return out, common.check_output(page, options.table)
+    return out, outputs.check_output(options, page, outputs.PAGE, options.table)
 
 
 def _describe(data: "PreparedTable") -> str:
@@ -169,17 +171,19 @@ def _describe(data: "PreparedTable") -> str:
     if len(lines) > _SHOWN_COLUMNS:
         lines[_SHOWN_COLUMNS:] = [[f"  … {len(lines) - _SHOWN_COLUMNS} more", "", "", "", ""]]
     if target.is_classes:
-        shown = ", ".join(target.classes[:6]) + (", …" if len(target.classes) > 6 else "")
+        shown = ", ".join(map(one_line, target.classes[:6])) + (
+            ", …" if len(target.classes) > 6 else ""
+        )
         what = f"{len(target.classes)} classes ({shown})"
     else:
         what = f"a number, {data.y.min():.6g} … {data.y.max():.6g}"
     without = rows - len(data.y)
     left_out = f"; {count_of(without, 'row')} without it left out" if without else ""
     return (
-        f"{data.table.label}: {count_of(rows, 'row')}, "
+        f"{one_line(data.table.label)}: {count_of(rows, 'row')}, "
         f"{count_of(len(data.table.names), 'column')}\n\n"
         + common.columns_of_text([heading, *lines], right=(2,))
-        + f"\n\ntarget: {target.name}, {what}{left_out}"
+        + f"\n\ntarget: {one_line(target.name)}, {what}{left_out}"
         f"\n{count_of(len(data.train.y), 'row')} to learn from, {len(data.held_out.y):,} held out; "
         f"{count_of(len(encoding.feature_names), 'number')} a row\n"
     )

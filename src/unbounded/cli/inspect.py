@@ -7,6 +7,7 @@ from typing import Any
 
 from unbounded.cli import common
 from unbounded.cli.common import Console
+from unbounded.printing import one_line
 from unbounded.tables.text import count_of
 
 NAME = "inspect"
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> None:
     modules = _modules(model)
     total = sum(p.numel() for p in model.parameters())
     parts = {part: _part(header.get(part)) for part in PARTS}
-    console.say(f"{options.model}: {_what(table_model, estimator)}\n")
+    console.say(f"{one_line(options.model)}: {one_line(_what(table_model, estimator))}\n")
     console.say(depth_bars(probs, first))
     console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
     console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))

@@ -4,17 +4,17 @@ import argparse
 import gzip
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from unbounded.atomic import replacing
-from unbounded.cli import common
+from unbounded import atomic
+from unbounded.cli import common, outputs
 from unbounded.cli.common import CommandError, Console
-from unbounded.tables.reading import pandas
+from unbounded.printing import readable
 from unbounded.tables.text import count_of
+from unbounded.tables.writing import Sink
 
 NAME = "predict"
 HELP = "predict the rows of a table"
@@ -45,7 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=common.share, default=0.9, metavar="P", help=words)
     words = "also how much of the uncertainty is noise and how much disagreement between depths"
     parser.add_argument("--parts", action="store_true", help=words)
-    common.add_list_argument(parser, "--keep", "columns of the table to put before the predictions")
+    words = "columns of the table to put before the predictions, exactly as they are"
+    common.add_list_argument(parser, "--keep", words)
+    parser.add_argument(
+        "--spreadsheet",
+        action="store_true",
+        help="put an apostrophe before texts that a spreadsheet would take for formulas: those "
+        "that begin with =, +, -, @, a tab or an end of line and are no numbers",
+    )
     common.add_model_arguments(parser)
 
 
@@ -55,92 +62,68 @@ def run(options: argparse.Namespace) -> None:
     if not 0 < options.interval < 1:
         raise CommandError(f"--interval must be between 0 and 1, got {options.interval:g}")
     out: Path | None = options.out
-    model, table = common.open_model(options)
+    model, table = common.open_model(options, outputs.PREDICTIONS)
     wanted = common.column_names(options, "keep", table)
     keep = [name for name in table.names if name in wanted]
     rows = 0
-    with _sink(out, options.json) as sink:
+    with _sink(out, options.json, options.spreadsheet) as sink:
         shown = {"parts": options.parts, "progress": console.shows_progress}
-        for frame, columns in model.predict_chunks(table, interval=options.interval, **shown):
-            both = [name for name in keep if name in columns]
-            if both:
-                raise CommandError(f"--keep {both[0]}: the predictions have a column of this name")
-            kept = {name: frame[name].reset_index(drop=True) for name in keep}
-            sink.write(kept | columns)
+        chosen = {"interval": options.interval, "keep": keep}
+        for frame, columns in model.predict_chunks(table, **chosen, **shown):
+            sink.write(columns)
             rows += len(frame)
     if out is not None:
         console.say(f"{count_of(rows, 'row')} predicted: {out}")
         console.result({"rows": rows, "out": out, "columns": sink.names})
 
 
-class Sink:
-    """A table in a file: CSV, TSV, JSON lines or (then the file is a path) Parquet."""
-
-    def __init__(self, file: Any, kind: str):
-        self.file = file
-        self.kind = kind
-        self.names: list[str] = []
-        self._writer: Any = None
-
-    def write(self, columns: dict[str, Any]) -> None:
-        """Append rows; the header or the schema comes with the first."""
-        first, self.names = not self.names, list(columns)
-        if self.kind == "parquet":
-            self._write_group(pandas().DataFrame(columns))
-            return
-        frame = pandas().DataFrame({name: _whole(values) for name, values in columns.items()})
-        if self.kind == "jsonl":
-            frame.to_json(self.file, orient="records", lines=True, double_precision=9)
-            return
-        style = {"sep": "\t" if self.kind == "tsv" else ",", "float_format": "%.8g"}
-        frame.to_csv(self.file, header=first, index=False, lineterminator="\n", **style)
-
-    def _write_group(self, frame: Any) -> None:
-        import pyarrow
-        from pyarrow import parquet
-
-        schema = None if self._writer is None else self._writer.schema
-        table = pyarrow.Table.from_pandas(frame, schema=schema, preserve_index=False)
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self.file, table.schema)
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        """Write the footer of a Parquet file."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _whole(values: Any) -> Any:
-    """Whole numbers that were kept as such: Parquet's are read as floating-point numbers."""
-    if not hasattr(values, "reset_index") or values.dtype.kind != "f":
-        return values
-    there = values.dropna()
-    whole = bool(((there == there.round()) & (there.abs() < 2**53)).all())
-    return values.astype("Int64") if whole else values
-
-
 _KINDS = {".parquet": "parquet", ".pq": "parquet", ".tsv": "tsv", ".tab": "tsv"}
 _KINDS |= {".jsonl": "jsonl", ".ndjson": "jsonl"}
+_WORDS = {"jsonl": "JSON lines", "parquet": "Parquet"}
 
 
 @contextmanager
-def _sink(out: Path | None, json_lines: bool) -> Iterator[Sink]:
+def _sink(out: Path | None, json_lines: bool, spreadsheet: bool) -> Iterator[Sink]:
     """Where predictions go; a file or standard output gets all of them or nothing."""
-    if out is None:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
-            yield Sink(file, "jsonl" if json_lines else "csv")
-            file.seek(0)
-            shutil.copyfileobj(file, sys.stdout)
-        return
-    endings = [ending.lower() for ending in out.suffixes]
-    is_gzip = endings[-1:] == [".gz"]
-    kind = _KINDS.get("".join((endings[:-1] if is_gzip else endings)[-1:]), "csv")
-    with replacing(out) as temporary:
+    kind, opener = ("jsonl" if json_lines else "csv"), _open
+    if out is not None:
+        endings = [ending.lower() for ending in out.suffixes]
+        is_gzip = endings[-1:] == [".gz"]
+        kind = _KINDS.get("".join((endings[:-1] if is_gzip else endings)[-1:]), "csv")
+        opener = _open_gzip if is_gzip else _open
+    if spreadsheet and kind not in ("csv", "tsv"):
+        raise CommandError(f"--spreadsheet is for CSV and TSV, not for {_WORDS[kind]}")
+    # `spooling` first: standard output gets nothing of a table that is not whole.
+    with atomic.spooling("standard output") if out is None else atomic.replacing(out) as temporary:
         if kind == "parquet":
             with closing(Sink(temporary, kind)) as sink:
                 yield sink
         else:
-            opener = gzip.open if is_gzip else open
-            with opener(temporary, "wt", encoding="utf-8", newline="") as file:
-                yield Sink(file, kind)
+            with opener(temporary) as file:
+                yield Sink(file, kind, spreadsheet=spreadsheet)
+        if out is None:
+            _print_file(temporary)
+
+
+def _open(path: Path) -> IO[str]:
+    return open(path, "w", encoding="utf-8", newline="")
+
+
+def _open_gzip(path: Path) -> IO[str]:
+    return gzip.open(path, "wt", encoding="utf-8", newline="")
+
+
+def _print_file(path: Path) -> None:
+    """Copy to standard output: byte by byte, but to a terminal only what it can show."""
+    output = sys.stdout
+    binary = None if output.isatty() else getattr(output, "buffer", None)
+    output.flush()
+    if binary is not None:
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, binary)
+            binary.flush()
+        return
+    with path.open(encoding="utf-8", newline="") as text:
+        while block := text.read(1 << 20):
+            output.write(readable(block, output) if output.isatty() else block)
+    output.flush()

@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from unbounded import interrupts
 from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
 from unbounded.cli.common import CommandError
+from unbounded.printing import show
 
 COMMANDS = (fit, predict, evaluate, inspect, report, demo, reproduce)
 TRACEBACKS = "UNBOUNDED_TRACEBACK"
@@ -43,6 +44,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise rather than print the usage and exit."""
         raise CommandError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if message:
+            show(message.removesuffix("\n"), sys.stderr if file is None else file)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -134,4 +139,4 @@ def _print_error(message: str) -> None:
     line = " ".join(message.split())
     kind = "" if line.startswith("interrupted") else "error: "
     sys.stdout.flush()
-    print(f"unbounded: {kind}{line}", file=sys.stderr)
+    show(f"unbounded: {kind}{line}", sys.stderr)

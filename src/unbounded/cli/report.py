@@ -2,7 +2,7 @@
 
 import argparse
 
-from unbounded.cli import common
+from unbounded.cli import common, outputs
 from unbounded.cli.common import Console
 
 NAME = "report"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Score if there is a table, then write."""
     console = Console(options)
-    model, table = common.open_model(options)
+    model, table = common.open_model(options, outputs.PAGE)
     shown = model.report(options.out, table, progress=console.shows_progress)
     console.say(f"page: {options.out}")
     console.result(

@@ -11,6 +11,7 @@ import sys
 
 from unbounded import interrupts
 from unbounded.experiments import STUDIES, StudyError
+from unbounded.printing import show
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,10 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             module.run(parser.parse_args(words[1:]))
         except StudyError as error:
-            print(f"error: {error}", file=sys.stderr)
+            show(f"error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt as interrupt:
-            print(f"interrupted: {interrupt}", file=sys.stderr)
+            show(f"interrupted: {interrupt}", file=sys.stderr)
             return 128 + int(interrupts.latest() or signal.SIGINT)
     return 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unbounded.experiments import figures, records
+from unbounded.printing import show
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +83,7 @@ def rewrite(
     parser.add_argument("--into", type=Path, help=f"also between {BEGIN} and {END} of this page")
     options = parser.parse_args(arguments)
     text = write(options.results)
-    print(text)
+    show(text)
     if options.into is not None:
         page = options.into.read_text(encoding="utf-8")
         records.write_text(options.into, insert(page, text))

@@ -30,6 +30,12 @@ def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
     } | ({"cuda": torch.version.cuda} if on_gpu else {})
 
 
+def check_folder(folder: Path) -> None:
+    """Make the folder of a study; an OSError before the work if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.check_target(folder / "table.md")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file, atomically, and its folder if that is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import torch
 from unbounded.depth import TruncatedPoisson
 from unbounded.depth.rates import poisson_quantile
 from unbounded.experiments import StudyError, figures, records
+from unbounded.printing import show
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print the table, write figure and numbers; returns the numbers."""
     if options.largest < 1:
         raise StudyError(f"--largest must be at least 1, got {options.largest}")
+    records.check_folder(options.out)
     counts = list(range(1, options.largest + 1))
     slack = [1.3 * (k - 1) + 5 - _quantile(k) for k in counts]
     rows = [check(rate) for rate in RATES]
@@ -47,15 +49,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "rates": rows,
     }
     records.write_json(options.out / "theorem.json", result)
-    print(table(rows))
-    print(
+    show(table(rows))
+    show(
         f"smallest δ_k for k = 1 … {options.largest}: {min(slack):.3g}; "
         f"{dense['rates']} rates from {dense['from']:g} to {dense['to']:g}: "
         f"{dense['violations']} violations, smallest slack {dense['smallest_slack']:.3g}"
     )
     drawing = figures.render(lambda figure: draw(figure, counts, slack), (7.2, 3.2))
     records.write_text(options.out / "truncated-poisson.svg", drawing)
-    print(f"wrote {options.out / 'theorem.json'} and {options.out / 'truncated-poisson.svg'}")
+    show(f"wrote {options.out / 'theorem.json'} and {options.out / 'truncated-poisson.svg'}")
     return result
 
 

@@ -49,6 +49,7 @@ def render(
     return (
         "<!DOCTYPE html>\n"
         '<html lang="en"><head><meta charset="utf-8"/>'
+        f'<meta name="generator" content="unbounded {escape(__version__)}"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         '<meta name="color-scheme" content="light dark"/>'
         f"<title>{escape(title)}</title><style>{STYLE}{svg.STYLE}</style></head>\n"

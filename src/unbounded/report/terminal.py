@@ -1,9 +1,9 @@
 """q(ℓ) as bars in a terminal."""
 
 import math
-import sys
 from collections.abc import Sequence
-from typing import TextIO
+
+from unbounded.printing import show as show
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _ROWS = 24  # what fits on a screen beside the rest of a report
@@ -69,21 +69,6 @@ def shown_range(probs: Sequence[float], at_most: int) -> tuple[int, int]:
         right += probs[stop - 1]
         stop -= 1
     return start, stop
-
-
-def show(text: str, file: TextIO | None = None) -> None:
-    """Print, also to a terminal whose encoding has no bars and no Greek."""
-    file = sys.stdout if file is None else file
-    encoding = getattr(file, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        for fancy, plain in (("█", "#"), ("ℓ", "l"), ("–", "-"), ("…", "..."), ("≥", ">=")):
-            text = text.replace(fancy, plain)
-        for eighth in _EIGHTHS[1:]:
-            text = text.replace(eighth, "")
-        text = text.encode(encoding, "replace").decode(encoding)
-    print(text, file=file, flush=True)
 
 
 def _bar(length: float) -> str:

@@ -74,11 +74,11 @@ class RowReader:
     Blank lines count for nothing, but in a table of one column they are rows without a value.
     """
 
-    def __init__(self, path: Path, text: IO[str], delimiter: str):
+    def __init__(self, path: Path, text: IO[str], delimiter: str, skip_blanks: bool = True):
         self.path = path
         self._text = text
         self._size = 0  # characters of the lines since the last chunk
-        self._reader = csv.reader(self._lines(), delimiter=delimiter, skipinitialspace=True)
+        self._reader = csv.reader(self._lines(), delimiter=delimiter, skipinitialspace=skip_blanks)
         self.header: list[str] = []
         while not self.header and (rows := self._take(1)):
             self.header = [] if _is_blank(rows[0]) else rows[0]
@@ -160,10 +160,12 @@ def num_fields(path: Path, line: str, delimiter: str) -> int:
 
 
 @contextmanager
-def row_reader(path: Path, file: IO[bytes], encoding: str, delimiter: str) -> Iterator["RowReader"]:
-    """The rows of an open text file, which stays open."""
+def row_reader(
+    path: Path, file: IO[bytes], encoding: str, delimiter: str, skip_blanks: bool = True
+) -> Iterator["RowReader"]:
+    """The rows of an open text file, which stays open; without blanks before fields or with."""
     with _decoded(file, encoding) as text:
-        yield RowReader(path, text, delimiter)
+        yield RowReader(path, text, delimiter, skip_blanks)
 
 
 def columns_of(rows: Sequence[Sequence[str]], places: Sequence[int]) -> list[tuple[str, ...]]:

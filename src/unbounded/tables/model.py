@@ -176,15 +176,34 @@ class TableModel:
         return frame.set_index(table.index) if isinstance(table, pd.DataFrame) else frame
 
     def predict_chunks(
-        self, table: Any, *, interval: float = 0.9, parts: bool = False, progress: bool = False
+        self,
+        table: Any,
+        *,
+        interval: float = 0.9,
+        parts: bool = False,
+        keep: Sequence[str] = (),
+        progress: bool = False,
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """(rows, columns of predictions) chunk by chunk, in bounded memory; see `predict`."""
+        """(rows, columns of predictions) chunk by chunk, in bounded memory; see `predict`.
+
+        Columns of the table that `keep` names stand before the predictions: Arrow arrays of
+        what the table holds, unread.
+        """
         if not 0 < interval < 1:
             raise ValueError(f"interval must be between 0 and 1, got {interval}")
         table, empty = self.open(table), True
-        for _, frame, x in self.chunks(table, "predicting", progress):
-            yield frame, self.by_depth(x).columns(self.target.classes, interval, parts)
-            empty = False
+        table.check_names(keep, "--keep: ")
+        self.encoding.check_names(table)
+        with progress_bar(progress, "predicting", table.num_rows) as count:
+            for (start, frame), kept in table.chunks_with(keep, progress=count):
+                if not len(frame):
+                    continue
+                x = self.encoding.transform_frame(frame, start)
+                columns = self.by_depth(x).columns(self.target.classes, interval, parts)
+                for name in kept.keys() & columns.keys():
+                    raise TableError(f"--keep {name}: the predictions have a column of this name")
+                yield frame, kept | columns
+                empty = False
         if empty:
             raise TableError(f"{table.label} has a header and no rows")
 

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from unbounded.tables import lines
 from unbounded.tables.text import TableError as TableError
-from unbounded.tables.text import closest, is_number, shorten
+from unbounded.tables.text import blanks_before_quotes, closest, is_number, shorten
 
 # What stands for "nothing is known" in a text file; a user may add to these.
 MISSING = (
@@ -137,21 +137,51 @@ class Table:
             rows: rows a chunk; by default as many as make about 1.5 million cells.
             progress: called with the number of rows of each chunk.
         """
+        for chunk, _ in self.chunks_with((), columns, rows=rows, progress=progress):
+            yield chunk
+
+    def chunks_with(
+        self,
+        raw: Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        rows: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[Chunk, dict[str, Any]]]:
+        """As `chunks`, each with some columns as they are in the source: Arrow arrays by name.
+
+        Of a text file these are the texts of the fields, blanks included; only a file that puts
+        blanks before quotes (`a, "b"`) says that blanks before a field do not belong to it.
+        """
         names = list(self.names if columns is None else columns)
         rows = rows or min(max(_CELLS // max(len(self.names), 1), 500), 1 << 16)
         start = 0
-        for frame in self._frames(names, rows):
-            yield Chunk(start, self._clean(frame[names]))
+        for frame, kept in self._frames(names, rows, raw):
+            yield Chunk(start, self._clean(frame[names])), kept
             start += len(frame)
             if progress is not None:
                 progress(len(frame))
 
-    def _frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+    def _frames(
+        self, names: Sequence[str], rows: int, raw: Sequence[str]
+    ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        both = list(dict.fromkeys([*names, *raw]))
+        if self._arrow is None and not self.is_parquet:
+            for frame in self._text_frames(both, rows, not raw or self._blanks_are_skipped()):
+                yield frame, {name: _text_to_arrow(frame[name]) for name in raw}
+            return
         if self._arrow is not None:
-            return map(_from_arrow, self._arrow.select(names).to_batches(max_chunksize=rows))
-        return (
-            self._parquet_frames(names, rows) if self.is_parquet else self._text_frames(names, rows)
-        )
+            batches = iter(self._arrow.select(both).to_batches(max_chunksize=rows))
+        else:
+            batches = self._parquet_batches(both, rows)
+        for batch in batches:
+            yield _from_arrow(batch.select(names)), {name: batch.column(name) for name in raw}
+
+    def _blanks_are_skipped(self) -> bool:
+        """Whether the file has fields with blanks before their quotes."""
+        with self._open() as (file, _), _damaged(self.path):
+            text = io.TextIOWrapper(file, self.encoding, newline="")
+            return blanks_before_quotes(text, self.delimiter)
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
@@ -162,10 +192,12 @@ class Table:
                 columns[name] = stripped.mask(stripped.isin(self.missing))
         return pandas().DataFrame(columns, index=frame.index)
 
-    def _text_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+    def _text_frames(
+        self, names: Sequence[str], rows: int, skip_blanks: bool = True
+    ) -> Iterator[Any]:
         pd = pandas()
         places = [self.names.index(name) for name in names]
-        with self._rows() as reader, _damaged(self.path):
+        with self._rows(skip_blanks) as reader, _damaged(self.path):
             for chunk in reader.chunks(rows):
                 columns = lines.columns_of(chunk, places)
                 yield pd.DataFrame(
@@ -173,16 +205,15 @@ class Table:
                 )
 
     @contextmanager
-    def _rows(self) -> Iterator[lines.RowReader]:
+    def _rows(self, skip_blanks: bool = True) -> Iterator[lines.RowReader]:
         with self._open() as (file, _), _damaged(self.path):
-            options = (self.encoding, self.delimiter)
+            options = (self.encoding, self.delimiter, skip_blanks)
             with lines.row_reader(self.path, file, *options) as reader:
                 yield reader
 
-    def _parquet_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
+    def _parquet_batches(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         with self._parquet() as file, _damaged(self.path):
-            for batch in file.iter_batches(batch_size=rows, columns=list(names)):
-                yield _from_arrow(batch)
+            yield from file.iter_batches(batch_size=rows, columns=list(names))
 
     @contextmanager
     def _parquet(self) -> Iterator[Any]:
@@ -316,6 +347,12 @@ def _frame_to_arrow(frame: Any) -> Any:
             columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
     names = [str(name).strip() for name in frame.columns]
     return pyarrow.Table.from_arrays(columns, names=names)
+
+
+def _text_to_arrow(series: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.array(series, type=pyarrow.string(), from_pandas=True)
 
 
 def _from_arrow(batch: Any) -> Any:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infinity)", re.I | re.A)
 
@@ -59,6 +59,18 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+def blanks_before_quotes(file: IO[str], delimiter: str) -> bool:
+    """Whether a CSV file has fields with blanks before their quotes, as in `a, "b"`."""
+    if delimiter == " ":
+        return True
+    quote, rest = re.compile(rf'(^|[\r\n{re.escape(delimiter)}]) +"'), ""
+    while block := file.read(1 << 20):
+        if quote.search(rest + block):
+            return True
+        rest = block[len(block.rstrip(" ")) - 1 :] if block.strip(" ") else rest + block
+    return False
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from unbounded import atomic
 from unbounded.engines import Eager, Engine, Graphs, Stacked
 from unbounded.engines.base import Birth, TrainingTask
 from unbounded.model import UDN
@@ -226,6 +227,8 @@ def _check_run(epochs: int, checkpoint: str | Path | None, resume: bool) -> None
         raise ValueError("resume needs the path of a checkpoint")
     if checkpoint is not None and not Path(checkpoint).parent.is_dir():
         raise ValueError(f"checkpoint: the folder {Path(checkpoint).parent} does not exist")
+    if checkpoint is not None:
+        atomic.check_target(checkpoint)
 
 
 def _chunks(models: Sequence[UDN], size: int | None) -> list[list[int]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from unbounded import atomic
+
 Row = dict[str, Any]
 
 
@@ -48,7 +50,10 @@ class History:
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table to a file."""
-        with open(path, "w", newline="") as file:
+        with (
+            atomic.replacing(path) as temporary,
+            open(temporary, "w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)

@@ -4,6 +4,7 @@ import sys
 import time
 from typing import Any
 
+from unbounded.printing import readable
 from unbounded.training.history import Row
 
 
@@ -42,7 +43,7 @@ class Progress:
             parts.append(f"val {self._score_name} {row[name]:.4g}")
         parts.append(f"E[ℓ] {row['depth_mean']:.2f}")
         parts.append(f"m {row['max_depth']}")
-        self._bar.set_postfix_str(", ".join(parts), refresh=False)
+        self._bar.set_postfix_str(readable(", ".join(parts), sys.stderr), refresh=False)
         self._bar.update(self._pending)
         self._pending = 0
 

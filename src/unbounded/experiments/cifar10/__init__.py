@@ -18,6 +18,7 @@ from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import run_jobs, stop_with_parent
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
+from unbounded.printing import show
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
 QUICK: dict[str, Any] = {"epochs": 2, "stretch": 1.0, "batch_size": 50}
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
 
     if options.no_train:
-        print(table.write(_folder(options)))
+        show(table.write(_folder(options)))
         return
     study = make_study(options)
     options.device = usable_device(options.device)
@@ -117,10 +118,10 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
     from unbounded.experiments.cifar10 import table
 
     if study.quick:
-        print(table.warning(study.folder), file=sys.stderr, flush=True)
+        show(table.warning(study.folder), file=sys.stderr)
     kept = len(study.runs) - len(wanted)
     if kept:
-        print(f"{kept} of {len(study.runs)} runs are kept from {study.folder}", flush=True)
+        show(f"{kept} of {len(study.runs)} runs are kept from {study.folder}")
     start, failed = time.monotonic(), list[str]()
     try:
         if options.jobs > 1:
@@ -130,15 +131,15 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{study.progress()}; go on with --resume") from None
     if table.read(study.folder):
-        print(table.write(study.folder))
+        show(table.write(study.folder))
     if failed:
         raise StudyError(
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
             f"their output is in {study.folder / 'logs'}"
         )
-    print(f"{study.progress()}; {(time.monotonic() - start) / 60:.1f} minutes")
+    show(f"{study.progress()}; {(time.monotonic() - start) / 60:.1f} minutes")
     if study.missing():
-        print(f"--minutes {options.minutes:g} are over; go on with --resume")
+        show(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
 def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> None:
@@ -167,11 +168,11 @@ def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) ->
     def ended(name: str, status: int) -> None:
         path = study.result(by_name[name])
         if status:
-            print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
+            show(f"{name}: failed with status {status}", file=sys.stderr)
         elif path.is_file():
-            print(result_line(by_name[name], records.read_json(path)), flush=True)
+            show(result_line(by_name[name], records.read_json(path)))
         else:
-            print(OUT_OF_TIME.format(name), flush=True)
+            show(OUT_OF_TIME.format(name))
 
     statuses = run_jobs(
         list(by_name),
@@ -179,7 +180,7 @@ def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) ->
         options.jobs,
         study.folder / "logs",
         minutes=options.minutes,
-        started=lambda name, log: print(f"{name}: begun, see {log}", flush=True),
+        started=lambda name, log: show(f"{name}: begun, see {log}"),
         ended=ended,
     )
     return [name for name, status in statuses.items() if status]

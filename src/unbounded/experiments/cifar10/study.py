@@ -17,6 +17,7 @@ import numpy as np
 
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.recipe import UDN_ONLY, CifarRun, Recipe
+from unbounded.printing import show
 
 if TYPE_CHECKING:
     from unbounded.data.images import Images
@@ -134,9 +135,9 @@ class Study:
                 minutes=left,
             )
             if found is None:
-                print(OUT_OF_TIME.format(run.name), flush=True)
+                show(OUT_OF_TIME.format(run.name))
                 return
-            print(result_line(run, found), flush=True)
+            show(result_line(run, found))
 
 
 def first_of_each_class(images: "Images", count: int) -> "Images":

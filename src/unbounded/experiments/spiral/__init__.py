@@ -20,6 +20,7 @@ from typing import Any
 from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.spiral import recipe, runs
 from unbounded.experiments.spiral.recipe import Settings, groups, settings_of
+from unbounded.printing import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +104,8 @@ def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[s
     }
     records.write_json(options.out / "results.json", results)
     shutil.rmtree(parts)
-    print(table.write(options.out))
-    print(f"wrote results.json, table.md and figures into {options.out}")
+    show(table.write(options.out))
+    show(f"wrote results.json, table.md and figures into {options.out}")
     return results
 
 

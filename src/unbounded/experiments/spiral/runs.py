@@ -16,6 +16,7 @@ from unbounded.experiments.spiral.recipe import SCHEDULES, Group, Settings, Spir
 from unbounded.likelihoods import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
+from unbounded.printing import show
 from unbounded.training import FitResult, fit
 from unbounded.training.checkpoint import seconds_so_far
 
@@ -29,7 +30,7 @@ def train(
 ) -> dict[str, Any]:
     """Train a population and score its members on their test parts."""
     count = settings.members
-    print(f"{group.name}: {len(group.runs) * count} networks, {settings.epochs} epochs", flush=True)
+    show(f"{group.name}: {len(group.runs) * count} networks, {settings.epochs} epochs")
     start = time.perf_counter()
     models = [build(run, settings, member) for run in group.runs for member in range(count)]
     # Networks with equal data share the tensors.
@@ -64,7 +65,7 @@ def train(
         _score(run, models[own], results[own], test[own.start])
         for run, own in zip(group.runs, owns, strict=True)
     ]
-    print(f"{group.name}: {seconds} s", flush=True)
+    show(f"{group.name}: {seconds} s")
     return {"seconds": seconds, "runs": rows}
 
 
@@ -121,7 +122,7 @@ def references(settings: Settings, path: Path, resume: bool) -> list[dict[str, A
         if (omega, seed) not in done
     ]
     if runs:
-        print("references: nearest neighbours, RBF-SVM, the limit", flush=True)
+        show("references: nearest neighbours, RBF-SVM, the limit")
     each = Parallel(n_jobs=-1, prefer="threads", return_as="generator")(
         delayed(_reference_rows)(run) for run in runs
     )

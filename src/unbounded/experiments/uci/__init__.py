@@ -18,6 +18,7 @@ from unbounded.experiments import StudyError, listed, one_thread, records, usabl
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
+from unbounded.printing import show
 
 QUICK = Recipe(width=50, steps=800, scales=(0.3, 1.0), parts=1)
 QUICK_SETS, QUICK_SPLITS = ("yacht", "boston", "energy"), 3
@@ -66,11 +67,11 @@ def _run(options: argparse.Namespace) -> None:
         return
     out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
     if options.quick:
-        print(
+        show(
             f"quick: {', '.join(names)}; {options.splits} splits; {plan.recipe.steps} "
-            f"steps of width {plan.recipe.width}: how it goes, not how good it is",
-            flush=True,
+            f"steps of width {plan.recipe.width}: how it goes, not how good it is"
         )
+    records.check_folder(out)
     start = time.perf_counter()
     for name in names:
         data = uci.load(name, options.data)
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> None:
             done = there["configuration"]["models"]
             mine = replace(mine, models=[m for m in mine.models if m not in done])
         if not mine.models:
-            print(f"{name}: kept from {path}")
+            show(f"{name}: kept from {path}")
             continue
         result = run_set(data, mine)
         document = {
@@ -92,16 +93,16 @@ def _run(options: argparse.Namespace) -> None:
             **result,
         }
         records.write_json(path, document if there is None else added(there, document))
-        print(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}", flush=True)
-    print(table.write(out))
-    print(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
+        show(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}")
+    show(table.write(out))
+    show(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
 
 
 def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
     """The results that are there, if they differ from what is asked for in their models alone."""
     there: dict[str, Any] | None = records.read_json(path) if path.is_file() else None
     if there and {**there["configuration"], "models": []} != {**configuration, "models": []}:
-        print(f"{path} was made with other settings, it is run again")
+        show(f"{path} was made with other settings, it is run again")
         return None
     return there
 
@@ -171,5 +172,5 @@ def _estimate(names: list[str], options: argparse.Namespace, plan: UCISettings) 
         data = uci.load(name, options.data)
         seconds = estimate(data, _for_set(plan, data, options.splits))
         total += seconds
-        print(f"{name}: about {seconds:.0f} s", flush=True)
-    print(f"all: about {total / 60:.1f} minutes")
+        show(f"{name}: about {seconds:.0f} s")
+    show(f"all: about {total / 60:.1f} minutes")

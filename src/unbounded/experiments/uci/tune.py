@@ -33,6 +33,7 @@ from unbounded.experiments.uci import scores, study
 from unbounded.experiments.uci.models import FINITE, VARIANTS, Variant
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.table import summary
+from unbounded.printing import show
 
 Row = dict[str, Any]
 SELECT = ("nll", "rmse")
@@ -197,7 +198,7 @@ def run(
             if path is not None:
                 records.write_json(path, {"recipe": _fixed(plan.recipe), "rows": kept})
             words = f"{data.name}, {name}: {time.perf_counter() - start:.0f} s"
-            print(words, file=sys.stderr, flush=True)
+            show(words, file=sys.stderr)
 
 
 def _missing(
@@ -260,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         run(data, plan, kept, options.out)
         mine = [row for row in kept if row["set"] == name and row["split"] in numbers]
         shown = [row for row in mine if row["scale"] in recipe.scales]
-        print(compare(shown, models, list(variants), options.select), flush=True)
+        show(compare(shown, models, list(variants), options.select))
     return 0
 
 
