@@ -1,20 +1,40 @@
 # Two commands do everything: `make demo` and `make test`. Both set up .venv first.
 PYTHON ?= python3.11
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint format types unit benchmark clean
+# What is installed has exact versions and hashes: requirements.lock, torch.lock. TORCH names another build.
+define NO_TORCH
+torch.lock allows CPU builds alone, and pip found none of them. Name an index that has one:
+  make setup PIP_EXTRA_INDEX_URL=ADDRESS
+or another build, outside the lock (on Linux the plain one brings gigabytes of CUDA packages along):
+  make setup TORCH=torch==2.13.0
+endef
+export NO_TORCH
+
+.PHONY: help setup lock demo test lint format types unit benchmark clean
 
 help:  ## show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: .venv/.ready  ## create .venv with the library and its tools
 
-.venv/.ready: pyproject.toml constraints.txt
+.venv/.ready: pyproject.toml requirements.lock torch.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-deps --only-binary :all: --require-hashes -r requirements.lock
+ifdef TORCH
+	$(BIN)/pip install -q $(TORCH)
+else
+	$(BIN)/pip install -q --no-deps --only-binary :all: --require-hashes -r torch.lock || { echo "$$NO_TORCH" >&2; exit 1; }
+endif
+	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	$(BIN)/pip check
 	touch $@
+
+lock:  ## write the locks again from pyproject.toml, by pip's resolver
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python tools/lock.py
 
 demo: setup  ## fit a network of unbounded depth on a spiral and write report.html
 	$(BIN)/unbounded demo --out report.html
@@ -29,7 +49,7 @@ types: setup  ## mypy
 	$(BIN)/mypy
 
 unit: setup  ## the tests
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 format: setup  ## put the code into the house format
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,10 @@ from unbounded.data.downloads import FOLDER
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(1)
 
+# The tests' own servers are on loopback: a proxy of the environment is not asked for them.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), "127.0.0.1", "localhost"]))
+
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")
 
