@@ -6,10 +6,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What is installed has exact versions and hashes: requirements.lock, torch.lock. TORCH names another build.
 define NO_TORCH
-torch.lock allows CPU builds alone, and pip found none of them. Name an index that has one:
-  make setup PIP_EXTRA_INDEX_URL=ADDRESS
-or another build, outside the lock (on Linux the plain one brings gigabytes of CUDA packages along):
-  make setup TORCH=torch==2.13.0
+No index here has the CPU build of torch that torch.lock names: the plain one is taken, without a
+check of its hash. On Linux it brings gigabytes of CUDA packages along. Better: name an index with
+the CPU build, `make setup PIP_EXTRA_INDEX_URL=ADDRESS`, or another build, `make setup TORCH=...`
 endef
 export NO_TORCH
 
@@ -26,7 +25,10 @@ setup: .venv/.ready  ## create .venv with the library and its tools
 ifdef TORCH
 	$(BIN)/pip install -q $(TORCH)
 else
-	$(BIN)/pip install -q --no-deps --only-binary :all: --require-hashes -r torch.lock || { echo "$$NO_TORCH" >&2; exit 1; }
+	$(BIN)/pip install -q --no-deps --only-binary :all: --require-hashes -r torch.lock 2> .venv/torch.log || { \
+		cat .venv/torch.log >&2; \
+		grep -q 'No matching distribution' .venv/torch.log && echo "$$NO_TORCH" >&2 && \
+		$(BIN)/pip install -q -c constraints.txt torch; }
 endif
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	$(BIN)/pip check

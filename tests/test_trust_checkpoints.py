@@ -10,9 +10,9 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-import checkpoint_mutations as mutations
+from benchmarks.attack import checkpoints as mutations
 import unbounded as ub
-from checkpoint_mutations import data, equal, everything, model
+from benchmarks.attack.checkpoints import data, equal, everything, model
 from helpers import same, state
 from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.files import FileError, read_tensors, write_tensors
@@ -316,7 +316,7 @@ def test_a_scheduler_of_ones_own_that_refuses_leaves_all_as_it_was(path):
 @pytest.mark.filterwarnings("ignore:.*was written with torch")
 @pytest.mark.parametrize("name", mutations.RUNS)
 def test_changed_files_are_refused_in_one_line_or_do_no_harm(tmp_path, name):
-    """A run of every kind; `python tests/checkpoint_mutations.py 3000` is the long form."""
+    """A run of every kind; `python -m benchmarks.attack checkpoints` is the long form."""
     rng = random.Random(name)
     torch.manual_seed(0)
     mutations.write(name, tmp_path / "whole")
