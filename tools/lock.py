@@ -26,7 +26,7 @@ HEADER = """\
 """
 TORCH = """\
 # On Linux only the local version `+cpu` is free of CUDA, whose packages take gigabytes: it is
-# asked for by name, and an index without it is an error. Elsewhere the plain one is for CPUs.
+# asked for by name. Elsewhere the plain one is for CPUs.
 """
 WHEEL = re.compile(r"([^/\s]+)\.whl#sha256=([0-9a-f]{64})")
 LINE = re.compile(r"^([\w.-]+)==(\S+)[^\n]* \\$|^    --hash=sha256:([0-9a-f]{64})", re.MULTILINE)
