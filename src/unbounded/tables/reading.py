@@ -155,16 +155,24 @@ class Table:
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
+        import pyarrow
+        from pyarrow import compute
+
+        pd = pandas()
         columns = {name: frame[name] for name in frame.columns}
+        missing = pyarrow.array(self.missing, pyarrow.string())
         for name, series in columns.items():
             if is_text(series):
-                stripped = series.str.strip()
-                columns[name] = stripped.mask(stripped.isin(self.missing))
-        return pandas().DataFrame(columns, index=frame.index)
+                texts = arrow_texts(series)
+                stripped = compute.utf8_trim_whitespace(texts)
+                known = compute.if_else(compute.is_in(stripped, missing), None, stripped)
+                columns[name] = pd.Series(pd.array(known, dtype=series.dtype), frame.index)
+        return pd.DataFrame(columns, index=frame.index)
 
     def _text_frames(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         pd = pandas()
-        places = [self.names.index(name) for name in names]
+        place_of = {name: place for place, name in enumerate(self.names)}
+        places = [place_of[name] for name in names]
         with self._rows() as reader, _damaged(self.path):
             for chunk in reader.chunks(rows):
                 columns = lines.columns_of(chunk, places)
@@ -196,6 +204,10 @@ class Table:
                     shutil.copyfileobj(file, unpacked)
                     file = unpacked
                 opened = stack.enter_context(parquet.ParquetFile(file))
+                _check_parquet(self.path, opened.metadata)
+                # Texts that repeat stay coded until their size is known.
+                coded = [f.name for f in opened.schema_arrow if f.type in _texts()]
+                opened = stack.enter_context(parquet.ParquetFile(file, read_dictionary=coded))
             yield opened
 
     @contextmanager
@@ -326,10 +338,11 @@ def _from_arrow(batch: Any) -> Any:
     pd = pandas()
     # pandas' own type of text from version 3, strings in Arrow's layout before.
     text = "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
-    texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    texts = _texts()
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if types.is_dictionary(column.type):
+            _check_size(name, column)
             column = column.cast(column.type.value_type)
         kind = column.type
         if types.is_boolean(kind):
@@ -354,6 +367,36 @@ def _from_arrow(batch: Any) -> Any:
             series = there.cast(pyarrow.string()).to_pandas().astype(text)
         columns[name] = series.set_axis(range(len(series)))
     return pd.DataFrame(columns)
+
+
+def _texts() -> tuple[Any, ...]:
+    """Arrow's types of text."""
+    import pyarrow
+
+    return (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+
+
+def _check_parquet(path: Path, metadata: Any) -> None:
+    """An error if a Parquet file unpacks to more than `lines.max_unpacked`; a cell is a byte."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    size = sum(max(group.total_byte_size, group.num_rows * group.num_columns) for group in groups)
+    size = max(size, metadata.num_rows * metadata.num_columns)
+    lines.check_unpacked(path, size, lines.max_unpacked(path.stat().st_size))
+
+
+def _check_size(name: str, column: Any) -> None:
+    """An error if the texts of a chunk, coded as a dictionary, are too large when written out."""
+    from pyarrow import compute
+
+    if column.type.value_type not in _texts():
+        return
+    lengths = compute.binary_length(column.dictionary)
+    size = compute.sum(lengths.take(column.indices)).as_py() or 0
+    if size > lines.MAX_UNPACKED:
+        raise TableError(
+            f"column {name!r} holds {size / 2**30:.3g} GiB of text in {len(column):,} rows: "
+            "leave it out of the file"
+        )
 
 
 def _decimal_texts(column: Any) -> Any:
@@ -383,6 +426,14 @@ def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
         f"{path} is not text in the encoding {encoding.removesuffix('-sig')} "
         f"(byte 0x{error.object[error.start]:02x}); --encoding says another, such as latin-1"
     )
+
+
+def arrow_texts(series: Any) -> Any:
+    """A column of texts as one Arrow array."""
+    import pyarrow
+
+    texts = pyarrow.array(series, pyarrow.string(), from_pandas=True)
+    return texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts
 
 
 def is_text(series: Any) -> bool:
