@@ -142,7 +142,7 @@ class Profile:
                 at = int(bad.argmax())
                 self.text = (start + at + 1, str(series.iloc[at]))
             self._update_dates(series, kind)
-        self._update_levels(series)
+        self._update_levels(series, kind)
 
     def _update_numbers(self, values: Any, start: int) -> None:
         there = values[~np.isnan(values)]
@@ -174,15 +174,17 @@ class Profile:
             surviving.append(format)
         self.formats, self.days = surviving, (float(low), float(high))
 
-    def _update_levels(self, series: Any) -> None:
+    def _update_levels(self, series: Any, kind: str) -> None:
         if self.levels is None:
             return
-        counts = series.value_counts(sort=False)
-        names = read.texts(counts.index.to_series().reset_index(drop=True))
-        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-            self.levels[name] += count
+        counts = read.level_counts(series, kind)
+        if self.levels:
+            for name, count in counts.items():
+                self.levels[name] += count
+        else:
+            self.levels = Counter(counts)
         # Once something is there twice it stays so; how often no longer matters.
-        self.repeats = self.repeats or any(count > 1 for count in self.levels.values())
+        self.repeats = self.repeats or self.present > len(self.levels)
         if len(self.levels) > TRACKED:
             self.levels = None
 

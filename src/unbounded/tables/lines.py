@@ -95,7 +95,7 @@ class RowReader:
         line, self._size = reader.line_num, 0
         with _long_fields(self.path):
             for row in reader:
-                if len(row) != width or row[-1].endswith(_END):
+                if not row or len(row) != width or row[-1].endswith(_END):
                     if row == [_END]:
                         break
                     if row and row[-1].endswith(_END):

@@ -1,9 +1,6 @@
 """Tables, a chunk at a time: CSV, TSV and Parquet files, plain or gzipped, and frames."""
 
-import codecs
 import io
-import json
-import re
 import shutil
 import tempfile
 import zlib
@@ -13,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from unbounded.tables import lines
+from unbounded.tables import lines, sniff
 from unbounded.tables.text import TableError as TableError
-from unbounded.tables.text import blanks_before_quotes, closest, is_number, shorten
+from unbounded.tables.text import blanks_before_quotes, closest
 
 # What stands for "nothing is known" in a text file; a user may add to these.
 MISSING = (
@@ -25,11 +22,7 @@ MISSING = (
 
 NO_VALUE = "…"  # what stands for a value that is neither number nor text nor date
 
-_SAMPLE = 1 << 16  # bytes that are looked at to tell what a file is
 _CELLS = 1_500_000  # cells a chunk, about: what bounds the memory of everything that streams
-_DELIMITERS = (",", "\t", ";", "|")
-_MARKUP = re.compile(r"<(!doctype|!--|\?xml|(html|head|body|table|svg)[\s>])", re.I)
-_TAG = re.compile(r"<([a-z][\w:.-]*)[\s>]", re.I)
 
 
 class Chunk(NamedTuple):
@@ -102,19 +95,19 @@ class Table:
         if self.path.is_dir():
             raise TableError(f"{self.path} is a folder, a table was expected")
         with self._open() as (file, self.is_gzip), _damaged(self.path):
-            sample = file.read(_SAMPLE)
+            sample = file.read(sniff.SAMPLE)
         self.is_parquet = sample[:4] == b"PAR1"
         if self.is_parquet:
             with self._parquet() as parquet:
                 self.num_rows = parquet.metadata.num_rows
                 return list(parquet.schema_arrow.names)
-        self.encoding = _encoding(self.path, sample, encoding)
-        _check_text(self.path, sample, self.encoding)
+        self.encoding = sniff.encoding(self.path, sample, encoding)
+        sniff.check_text(self.path, sample, self.encoding)
         with self._open() as (file, _), _damaged(self.path):
             text = lines.first_line(self.path, file, self.encoding)
-        self.delimiter = delimiter or _delimiter(self.path, text)
+        self.delimiter = delimiter or sniff.delimiter(self.path, text)
         with self._rows() as rows:
-            return _column_names(self.path, rows.header, self.delimiter)
+            return sniff.column_names(self.path, rows.header, self.delimiter)
 
     def check_names(self, names: Sequence[str], option: str = "") -> None:
         """A TableError, after the option that gave these names, if a column is not there."""
@@ -185,18 +178,26 @@ class Table:
 
     def _clean(self, frame: Any) -> Any:
         """Text without blanks around it, and what stands for missing as missing."""
+        import pyarrow
+        from pyarrow import compute
+
+        pd = pandas()
         columns = {name: frame[name] for name in frame.columns}
+        missing = pyarrow.array(self.missing, pyarrow.string())
         for name, series in columns.items():
             if is_text(series):
-                stripped = series.str.strip()
-                columns[name] = stripped.mask(stripped.isin(self.missing))
-        return pandas().DataFrame(columns, index=frame.index)
+                texts = arrow_texts(series)
+                stripped = compute.utf8_trim_whitespace(texts)
+                known = compute.if_else(compute.is_in(stripped, missing), None, stripped)
+                columns[name] = pd.Series(pd.array(known, dtype=series.dtype), frame.index)
+        return pd.DataFrame(columns, index=frame.index)
 
     def _text_frames(
         self, names: Sequence[str], rows: int, skip_blanks: bool = True
     ) -> Iterator[Any]:
         pd = pandas()
-        places = [self.names.index(name) for name in names]
+        place_of = {name: place for place, name in enumerate(self.names)}
+        places = [place_of[name] for name in names]
         with self._rows(skip_blanks) as reader, _damaged(self.path):
             for chunk in reader.chunks(rows):
                 columns = lines.columns_of(chunk, places)
@@ -227,6 +228,10 @@ class Table:
                     shutil.copyfileobj(file, unpacked)
                     file = unpacked
                 opened = stack.enter_context(parquet.ParquetFile(file))
+                _check_parquet(self.path, opened.metadata)
+                # Texts that repeat stay coded until their size is known.
+                coded = [f.name for f in opened.schema_arrow if f.type in _texts()]
+                opened = stack.enter_context(parquet.ParquetFile(file, read_dictionary=coded))
             yield opened
 
     @contextmanager
@@ -239,81 +244,6 @@ class Table:
                 yield raw, False
                 return
             yield io.BufferedReader(lines.BoundedGzip(self.path, raw), 1 << 16), True
-
-
-def _encoding(path: Path, sample: bytes, given: str | None) -> str:
-    """The encoding of a text file, or an error if the file is no text."""
-    if given is not None:
-        try:
-            name = codecs.lookup(given).name
-            return "utf-8-sig" if name == "utf-8" else name
-        except LookupError:
-            raise TableError(f"there is no encoding {given!r}") from None
-    if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    if sample.startswith(b"PK\x03\x04"):
-        raise TableError(f"{path} is no table but a zip archive or a spreadsheet: export it as CSV")
-    if b"\x00" in sample:
-        raise TableError(f"{path} is no table: it holds binary data")
-    return "utf-8-sig"
-
-
-def _check_text(path: Path, sample: bytes, encoding: str) -> None:
-    """An error if a sample of a file, which may end within a character, is no table's."""
-    try:
-        text = codecs.getincrementaldecoder(encoding)().decode(sample)
-    except UnicodeDecodeError as error:
-        raise TableError(_not_text(path, encoding, error)) from None
-    if "\x00" in text:
-        raise TableError(f"{path} is no table: it holds binary data")
-    start = text.lstrip("\ufeff").lstrip()
-    if not start and len(sample) < _SAMPLE:
-        raise TableError(f"{path} is empty")
-    for kind, fits in (("HTML or XML", _is_markup(start)), ("JSON", _is_json(start))):
-        if fits:
-            quoted = shorten(start.splitlines()[0], 30)
-            raise TableError(f"{path} is no table but {kind}: it starts with {quoted!r}")
-
-
-def _is_markup(text: str) -> bool:
-    """Whether text opens as HTML or XML does (a column may well be called "<50k" or "<x>")."""
-    if _MARKUP.match(text):
-        return True
-    tag = _TAG.match(text)
-    return tag is not None and f"</{tag[1]}>" in text
-
-
-def _is_json(text: str) -> bool:
-    """Whether text opens as a JSON object or list does (a column may well be called "[cm]")."""
-    if text[:1] not in ("{", "["):
-        return False
-    first = text[1:].lstrip()[:1]
-    if text[0] == "{":
-        return first in ('"', "}")
-    try:
-        json.loads(text.splitlines()[0])
-    except ValueError:
-        return first in ("{", "[", "")
-    return True
-
-
-def _delimiter(path: Path, header: str) -> str:
-    endings = [suffix.lower() for suffix in path.suffixes]
-    if (".tsv" in endings or ".tab" in endings) and "\t" in header:
-        return "\t"
-    # Fields rather than characters: a delimiter within quotes is none.
-    fields = {d: lines.num_fields(path, header, d) for d in _DELIMITERS}
-    return max(_DELIMITERS, key=fields.__getitem__)
-
-
-def _column_names(path: Path, fields: Sequence[str], delimiter: str) -> list[str]:
-    if not fields:
-        raise TableError(f"{path} is empty")
-    names = [field.strip() for field in fields]
-    if all(is_number(name) for name in names) and not all(name.isdigit() for name in names):
-        first = f"the first line of {path} holds numbers ({shorten(delimiter.join(names), 30)!r})"
-        raise TableError(f"{first}: names of the columns are needed there")
-    return [name or f"(column {index})" for index, name in enumerate(names, 1)]
 
 
 def _check_names(label: str, names: Sequence[str]) -> None:
@@ -363,10 +293,11 @@ def _from_arrow(batch: Any) -> Any:
     pd = pandas()
     # pandas' own type of text from version 3, strings in Arrow's layout before.
     text = "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
-    texts = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    texts = _texts()
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if types.is_dictionary(column.type):
+            _check_size(name, column)
             column = column.cast(column.type.value_type)
         kind = column.type
         if types.is_boolean(kind):
@@ -393,6 +324,36 @@ def _from_arrow(batch: Any) -> Any:
     return pd.DataFrame(columns)
 
 
+def _texts() -> tuple[Any, ...]:
+    """Arrow's types of text."""
+    import pyarrow
+
+    return (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+
+
+def _check_parquet(path: Path, metadata: Any) -> None:
+    """An error if a Parquet file unpacks to more than `lines.max_unpacked`; a cell is a byte."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    size = sum(max(group.total_byte_size, group.num_rows * group.num_columns) for group in groups)
+    size = max(size, metadata.num_rows * metadata.num_columns)
+    lines.check_unpacked(path, size, lines.max_unpacked(path.stat().st_size))
+
+
+def _check_size(name: str, column: Any) -> None:
+    """An error if the texts of a chunk, coded as a dictionary, are too large when written out."""
+    from pyarrow import compute
+
+    if column.type.value_type not in _texts():
+        return
+    lengths = compute.binary_length(column.dictionary)
+    size = compute.sum(lengths.take(column.indices)).as_py() or 0
+    if size > lines.MAX_UNPACKED:
+        raise TableError(
+            f"column {name!r} holds {size / 2**30:.3g} GiB of text in {len(column):,} rows: "
+            "leave it out of the file"
+        )
+
+
 def _decimal_texts(column: Any) -> Any:
     """Decimals with all their digits, and no zeros behind: 1.10 and 1.1 are one number."""
     coded = column.dictionary_encode()
@@ -412,14 +373,15 @@ def _damaged(path: Path) -> Iterator[None]:
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise TableError(f"{path} is damaged: {_line(error)}") from None
     except UnicodeDecodeError as error:
-        raise TableError(_not_text(path, error.encoding, error)) from None
+        raise TableError(sniff.not_text(path, error.encoding, error)) from None
 
 
-def _not_text(path: Path, encoding: str, error: UnicodeDecodeError) -> str:
-    return (
-        f"{path} is not text in the encoding {encoding.removesuffix('-sig')} "
-        f"(byte 0x{error.object[error.start]:02x}); --encoding says another, such as latin-1"
-    )
+def arrow_texts(series: Any) -> Any:
+    """A column of texts as one Arrow array."""
+    import pyarrow
+
+    texts = pyarrow.array(series, pyarrow.string(), from_pandas=True)
+    return texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts
 
 
 def is_text(series: Any) -> bool:

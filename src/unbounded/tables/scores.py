@@ -171,7 +171,7 @@ def _reactions(model: "TableModel", x: NDArray[Any], y: Floats) -> Floats:
     total = torch.zeros(())
     for member in estimator.members_:
         frozen = member.freeze().double().cpu()
-        found = frozen.likelihood.predict(frozen(inputs)[0], frozen.depth_probs.log())
+        found: Any = frozen.likelihood.predict(frozen(inputs)[0], frozen.depth_probs.log())
         if model.target.is_classes:
             rows = torch.from_numpy(y.astype(np.int64))[:, None]
             total = total + found.log_probs.gather(1, rows).sum()

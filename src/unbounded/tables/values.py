@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.tables.reading import TableError, is_text, pandas
+from unbounded.tables.reading import TableError, arrow_texts, is_text, pandas
 from unbounded.tables.text import is_number, shorten
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ def numbers(series: Any) -> Read:
 
     kind = native_kind(series)
     if kind == "text":
-        texts = pyarrow.array(series, type=pyarrow.string(), from_pandas=True)
+        texts = arrow_texts(series)
         try:
             floats = compute.cast(texts, pyarrow.float64())
             values = floats.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -76,7 +76,8 @@ def numbers(series: Any) -> Read:
             codes = coded.indices.fill_null(-1).to_numpy()  # the last: missing
             values = np.array([*known, np.nan], np.float64)[codes]
         # "nan" is a missing value long before this; what is NaN here and there is no number.
-        return Read(values, np.isnan(values) & series.notna().to_numpy())
+        there = texts.is_valid().to_numpy(zero_copy_only=False)
+        return Read(values, np.isnan(values) & there)
     if kind == "date":
         seconds = dates(series, ISO).values
         return Read(np.full_like(seconds, np.nan), ~np.isnan(seconds))
@@ -148,6 +149,18 @@ def texts(series: Any) -> Any:
     values = numbers(series).values.tolist()
     result = [None if math.isnan(v) else number_text(v) for v in values]
     return pd.Series(result, index=series.index, dtype=object)
+
+
+def level_counts(series: Any, kind: str) -> dict[str, int]:
+    """How often each value is there, by its text."""
+    if kind == "text":  # by Arrow itself: tables may have thousands of columns
+        counted = arrow_texts(series).drop_null().value_counts()
+        names, counts = (counted.field(place).to_pylist() for place in (0, 1))
+    else:
+        found = series.value_counts(sort=False)
+        names = texts(found.index.to_series().reset_index(drop=True)).tolist()
+        counts = found.tolist()
+    return dict(zip(names, counts, strict=True))
 
 
 def number_text(value: float) -> str:
