@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
@@ -126,5 +127,6 @@ def _unexpected(error: Exception) -> str:
 def _print_error(message: str) -> None:
     line = " ".join(message.split())
     kind = "" if line.startswith("interrupted") else "error: "
-    sys.stdout.flush()
+    with suppress(OSError):  # the disk behind it may be full, as the message says
+        sys.stdout.flush()
     show(f"unbounded: {kind}{line}", sys.stderr)
