@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -539,3 +540,35 @@ def test_what_is_ours_is_told_from_damaged_files(tmp_path):
         for content in (b"\x1f\x8bxx", b"PAR1", b"{", b"{}", b"[1]", b"\xff" * 300, b"mean,sd\n"):
             path.write_bytes(content)
             assert not outputs._is_ours(path, kind)
+
+
+def test_a_study_replaces_nothing_but_results_of_studies(tmp_path, capsys):
+    def theorem(*more) -> tuple:
+        return ("reproduce", "theorem", "--largest", "3", "--out", tmp_path, *more)
+
+    (tmp_path / "theorem.json").write_text('{"mine": 1}')
+    assert "theorem.json is no file of a study's" in refused(capsys, *theorem())
+    assert (tmp_path / "theorem.json").read_text() == '{"mine": 1}'
+    (tmp_path / "theorem.json").write_text('{"study": "theorem"}')
+    assert run(*theorem()) == 0
+    assert run(*theorem()) == 0
+    capsys.readouterr()
+    spiral = tmp_path / "spiral"
+    (spiral / "parts").mkdir(parents=True)
+    (spiral / "parts" / "list.txt").write_text("mine")
+    said = refused(capsys, "reproduce", "spiral", "--quick", "--out", spiral)
+    assert "parts is no folder of a study's" in said
+    assert (spiral / "parts" / "list.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
+def test_a_full_disk_behind_standard_output_is_told(files, monkeypatch, capsys):
+    for command in (("inspect", files / "m.udn"), ("predict", files / "m.udn", files / "new.csv")):
+        full = open("/dev/full", "w")  # noqa: SIM115, what could not be written fails again
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run(*command) == 2
+        said = capsys.readouterr().err
+        assert said == "unbounded: error: cannot write standard output: no space left on device\n"
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()

@@ -40,20 +40,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         OSError: "cannot write …" with the name of the file.
     """
-    with _naming(path):
+    with naming(path):
         target = _followed(path)
     if target is None:
         with _copying(path) as temporary:
             yield temporary
         return
-    with _naming(path):
+    with naming(path):
         there = _status(target)
         _sweep(target)
         temporary = _temporary(target, there is not None)
     try:
-        with _naming(path, temporary):
+        with naming(path, temporary):
             yield temporary
-        with _naming(path):
+        with naming(path):
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             if there is not None:
@@ -72,11 +72,11 @@ def check_target(path: str | Path) -> Path:
         OSError: if it is a folder, or if its folder is not there or closed.
     """
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         target = _followed(path)
     if target is None:
         number = descriptor(path)
-        with _naming(path):
+        with naming(path):
             if number is not None:
                 os.fstat(number)  # an error if it is not open
             elif not os.access(path, os.W_OK):
@@ -90,7 +90,7 @@ def check_target(path: str | Path) -> Path:
         raise NotADirectoryError(f"cannot write {path}: {target.parent} is a file, not a folder")
     if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(f"cannot write {path}: permission denied")
-    with _naming(path), tempfile.TemporaryFile(dir=target.parent):
+    with naming(path), tempfile.TemporaryFile(dir=target.parent):
         return path
 
 
@@ -124,21 +124,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 @contextmanager
-def spooling(name: str) -> Iterator[Path]:
-    """Yield a file for the time of the block; an error of a full disk says what it was for."""
-    with _naming(name):
-        handle, made = tempfile.mkstemp(prefix="unbounded-")
-        os.close(handle)
-    temporary = Path(made)
-    try:
-        with _naming(name, temporary):
-            yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _naming(path: str | Path, temporary: Path | None = None) -> Iterator[None]:
+def naming(path: str | Path, temporary: Path | None = None) -> Iterator[None]:
     """Errors of writing with the name of the file that the user knows.
 
     With a temporary file, only those that are about it or about a full or closed disk: the block
@@ -162,6 +148,20 @@ def _naming(path: str | Path, temporary: Path | None = None) -> Iterator[None]:
         told = type(error)(f"cannot write {path}: {reason[:1].lower()}{reason[1:]}")
         told.errno = error.errno
         raise told from None
+
+
+@contextmanager
+def spooling(name: str) -> Iterator[Path]:
+    """Yield a file for the time of the block; an error of a full disk says what it was for."""
+    with naming(name):
+        handle, made = tempfile.mkstemp(prefix="unbounded-")
+        os.close(handle)
+    temporary = Path(made)
+    try:
+        with naming(name, temporary):
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _followed(path: str | Path) -> Path | None:
@@ -199,7 +199,7 @@ def _copying(path: str | Path) -> Iterator[Path]:
         number = descriptor(path)
         if number == 1 and sys.stdout is not None:
             sys.stdout.flush()  # what was printed before comes before
-        with _naming(path):
+        with naming(path):
             # A copy of the descriptor shares its place in the file: what is there stays.
             handle = os.open(path, os.O_WRONLY) if number is None else os.dup(number)
             with open(handle, "wb") as into, open(temporary, "rb") as whole:

@@ -5,6 +5,8 @@ import re
 import sys
 from typing import Any, TextIO
 
+from unbounded.atomic import naming
+
 # Control characters of ASCII and Latin-1, marks that turn the direction of writing or end a
 # line, and halves of characters. A name that holds them must not move the cursor or hide a word.
 _CONTROLS = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -60,7 +62,8 @@ def show(text: object = "", file: TextIO | None = None) -> None:
     """Print a line or more for people, on standard output by default, to any terminal."""
     file = sys.stdout if file is None else file
     if file is not None:  # None: there is no standard output
-        print(readable(str(text), file), file=file, flush=True)
+        with naming("standard error" if file is sys.stderr else "standard output"):
+            print(readable(str(text), file), file=file, flush=True)
 
 
 def show_json(document: Any) -> None:
@@ -72,7 +75,8 @@ def show_json(document: Any) -> None:
     except UnicodeEncodeError:
         text = json.dumps(document, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
     if sys.stdout is not None:
-        print(text, flush=True)
+        with naming("standard output"):
+            print(text, flush=True)
 
 
 def _escaped(found: re.Match[str]) -> str:

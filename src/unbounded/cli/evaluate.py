@@ -4,6 +4,7 @@ import argparse
 
 from unbounded.cli import common, outputs
 from unbounded.cli.common import Console
+from unbounded.printing import one_line
 from unbounded.tables.text import count_of
 
 NAME = "evaluate"
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
         from unbounded.tables.pages import evaluation_page
 
         write(options.out, evaluation_page(model, found, table.name))
-        console.say(f"\npage: {options.out}")
+        console.say(f"\npage: {one_line(options.out)}")
     confusion = {"classes": target.classes, "confusion": found.get("confusion")}
     console.result(
         {

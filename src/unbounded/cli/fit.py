@@ -116,7 +116,8 @@ def run(options: argparse.Namespace) -> None:
             model.save(out)
             if page is not None:
                 model.report(page)
-            console.say(f"model: {out}" + (f"\npage:  {page}" if page is not None else ""))
+            written = f"\npage:  {one_line(page)}" if page is not None else ""
+            console.say(f"model: {one_line(out)}{written}")
             console.result({"model": out, "report": page, **model.describe()})
 
 

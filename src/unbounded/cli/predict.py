@@ -12,7 +12,7 @@ from typing import IO
 from unbounded import atomic
 from unbounded.cli import common, outputs
 from unbounded.cli.common import CommandError, Console
-from unbounded.printing import readable
+from unbounded.printing import one_line, readable
 from unbounded.tables.text import count_of
 from unbounded.tables.writing import Sink
 
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
             sink.write(columns)
             rows += len(frame)
     if out is not None:
-        console.say(f"{count_of(rows, 'row')} predicted: {out}")
+        console.say(f"{count_of(rows, 'row')} predicted: {one_line(out)}")
         console.result({"rows": rows, "out": out, "columns": sink.names})
 
 

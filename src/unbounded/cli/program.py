@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from unbounded import interrupts
@@ -138,5 +139,6 @@ def _unexpected(error: Exception) -> str:
 def _print_error(message: str) -> None:
     line = " ".join(message.split())
     kind = "" if line.startswith("interrupted") else "error: "
-    sys.stdout.flush()
+    with suppress(OSError):  # the disk behind it may be full, as the message says
+        sys.stdout.flush()
     show(f"unbounded: {kind}{line}", sys.stderr)

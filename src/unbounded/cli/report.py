@@ -4,6 +4,7 @@ import argparse
 
 from unbounded.cli import common, outputs
 from unbounded.cli.common import Console
+from unbounded.printing import one_line
 
 NAME = "report"
 HELP = "write a page that explains a model"
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     console = Console(options)
     model, table = common.open_model(options, outputs.PAGE)
     shown = model.report(options.out, table, progress=console.shows_progress)
-    console.say(f"page: {options.out}")
+    console.say(f"page: {one_line(options.out)}")
     console.result(
         {
             "report": options.out,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from unbounded import atomic
+from unbounded.experiments import StudyError
 
 
 def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -30,10 +31,33 @@ def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
     } | ({"cuda": torch.version.cuda} if on_gpu else {})
 
 
-def check_folder(folder: Path) -> None:
-    """Make the folder of a study; an OSError before the work if nothing can be written there."""
+def check_folder(folder: Path, *names: str) -> None:
+    """Make the folder of a study and see, before the work, that results can be written there.
+
+    Args:
+        folder: where.
+        names: of the JSON files that the study writes.
+
+    Raises:
+        OSError: if nothing can be written there.
+        StudyError: if a file of one of these names, or a table.md, is none of a study's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    atomic.check_target(folder / "table.md")
+    page = atomic.check_target(folder / "table.md")
+    foreign = [path for path in map(folder.joinpath, names) if path.exists() and not _is_ours(path)]
+    if page.exists() and not any(map(_is_ours, folder.glob("*.json"))):
+        foreign.append(page)
+    if foreign:
+        raise StudyError(f"{foreign[0]} is no file of a study's: name another folder with --out")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file holds the numbers of a study."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "study" in found
 
 
 def write_text(path: Path, text: str) -> None:

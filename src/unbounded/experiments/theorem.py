@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print the table, write figure and numbers; returns the numbers."""
     if options.largest < 1:
         raise StudyError(f"--largest must be at least 1, got {options.largest}")
-    records.check_folder(options.out)
+    records.check_folder(options.out, "theorem.json")
     counts = list(range(1, options.largest + 1))
     slack = [1.3 * (k - 1) + 5 - _quantile(k) for k in counts]
     rows = [check(rate) for rate in RATES]

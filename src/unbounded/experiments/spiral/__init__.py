@@ -122,7 +122,10 @@ def _prepare(parts: Path, settings: Settings, resume: bool) -> None:
                 f"({before.get(differing[0])}, now {described[differing[0]]})"
             )
         return
+    records.check_folder(parts.parent, "results.json")
     if parts.exists():
+        if not note.exists():
+            raise StudyError(f"{parts} is no folder of a study's: name another one with --out")
         shutil.rmtree(parts)
     parts.mkdir(parents=True)
     records.write_json(note, described)

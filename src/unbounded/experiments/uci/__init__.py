@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace) -> None:
             f"quick: {', '.join(names)}; {options.splits} splits; {plan.recipe.steps} "
             f"steps of width {plan.recipe.width}: how it goes, not how good it is"
         )
-    records.check_folder(out)
+    records.check_folder(out, *(f"{name}.json" for name in names))
     start = time.perf_counter()
     for name in names:
         data = uci.load(name, options.data)
