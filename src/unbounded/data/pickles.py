@@ -50,7 +50,9 @@ def _check_lengths(content: bytes) -> None:
     calls = 0
     # Reads nothing that is not there, where the unpickler makes room for it first.
     for steps, (code, argument, _) in enumerate(pickletools.genops(content)):
-        if code.name in ("FRAME", "PUT", "BINPUT", "LONG_BINPUT") and argument > len(content):
+        if code.name in ("FRAME", "PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(
+            content
+        ):
             raise pickle.UnpicklingError(f"{code.name} asks for {argument}, beyond the file")
         calls += code.name in ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX")
         if steps > _MOST_STEPS or calls > _MOST_CALLS:

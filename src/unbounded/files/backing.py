@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unbounded.depth import RateFamily
 from unbounded.files.contents import under
 from unbounded.files.parts import CONCENTRATION
 from unbounded.likelihoods import Gaussian
@@ -51,24 +50,38 @@ def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> Non
         _check_shape("likelihood.noise.log_scale", state, (noise["num_targets"],))
 
 
+Shapes = dict[str, dict[str, tuple[int, ...]]]
+"""Of modules by role and depth, and of their tensors by name."""
+
+
 def check_network(
-    layers: Any, first_depth: int, num_layers: int, dtype: torch.dtype, state: dict[str, Tensor]
+    layers: Any,
+    first_depth: int,
+    num_layers: int,
+    dtype: torch.dtype,
+    state: dict[str, Tensor],
+    known: Shapes,
 ) -> None:
     """The layers and heads of a built-in generator must be those of the file, tensor by tensor.
 
-    Sizes come from modules on torch's meta device, which hold no memory.
+    Sizes come from modules on torch's meta device, which hold no memory; `known` keeps them for
+    the next sibling.
     """
     heads = [1] if layers.shares_head else range(first_depth, num_layers + 1)
-    expected: dict[str, Tensor] = {}
+    expected: set[str] = set()
     # A tensor is looked at as soon as its module is there: what is refused has cost no more.
     for role, depths in (("hidden", range(1, num_layers + 1)), ("heads", heads)):
         for depth in depths:
             prefix = f"network.{role}.{depth}."
-            with torch.device("meta"):
-                module: nn.Module = layers.hidden(depth) if role == "hidden" else layers.head(depth)
-            for name, tensor in module.state_dict().items():
-                _check_shape(prefix + name, state, tuple(tensor.shape), dtype)
-                expected[prefix + name] = tensor
+            if prefix not in known:
+                with torch.device("meta"):
+                    made: nn.Module = (
+                        layers.hidden(depth) if role == "hidden" else layers.head(depth)
+                    )
+                known[prefix] = {name: tuple(t.shape) for name, t in made.state_dict().items()}
+            for name, shape in known[prefix].items():
+                _check_shape(prefix + name, state, shape, dtype)
+                expected.add(prefix + name)
     for name in under(state, "network."):
         if f"network.{name}" not in expected:
             raise FileError(
@@ -76,20 +89,21 @@ def check_network(
             )
 
 
-def check_family(family: Any, num_layers: int, state: dict[str, Tensor]) -> None:
+def check_rate(described: dict[str, Any], num_layers: int, state: dict[str, Tensor]) -> None:
     """λ of a built-in family with a rate must be one that the layers of the file are made for."""
-    if not isinstance(family, RateFamily):
+    config = described["config"]
+    if "limit" not in config:
         return
     raw = state.get("depth.raw_rate")
     if raw is None or raw.shape != () or not raw.is_floating_point():
         raise FileError("its tensor depth.raw_rate is missing or not a single number")
-    far = reach_allowed(num_layers) + _FAR if family.limit is None else _FAR_WITH_LIMIT
+    far = reach_allowed(num_layers) + _FAR if config["limit"] is None else _FAR_WITH_LIMIT
     if not float(raw) <= far:
         raise FileError(f"its λ is {float(raw):g}, far beyond its {num_layers} layers")
-    if "depth.nu" in state:
-        nu = state["depth.nu"]
-        if nu.shape != () or not nu.is_floating_point():
-            raise FileError("its tensor depth.nu is not a single number")
+    if "concentration" in config:
+        nu = state.get("depth.nu")
+        if nu is None or nu.shape != () or not nu.is_floating_point():
+            raise FileError("its tensor depth.nu is missing or not a single number")
         CONCENTRATION(float(nu), "depth.nu")
 
 

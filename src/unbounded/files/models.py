@@ -96,13 +96,20 @@ def load_all(
         header = check_header(contents.header)
         states = _states(contents.tensors, len(header["siblings"]))
         models: list[UDN] = []
+        known: backing.Shapes = {}
         for state, member in zip(states, [header, *header["siblings"]], strict=True):
-            models.append(_build({**header, **member}, state, given).to(device).eval())
+            model = _build({**header, **member}, state, given, known)
+            models.append(model.to(device).eval())
             given = copy.deepcopy(given)  # each sibling has parts of its own
     return models
 
 
-def _build(header: dict[str, Any], state: dict[str, Tensor], given: dict[str, Any]) -> UDN:
+def _build(
+    header: dict[str, Any],
+    state: dict[str, Tensor],
+    given: dict[str, Any],
+    known: backing.Shapes,
+) -> UDN:
     """One model: checked against its tensors, built, filled."""
     num_layers, dtype = header["num_layers"], DTYPES[header["dtype"]]
     backing.check_layers(num_layers, state)
@@ -120,9 +127,9 @@ def _build(header: dict[str, Any], state: dict[str, Tensor], given: dict[str, An
     parts = {n: given[n] if n in own else _rebuild(n, header[n], num_layers) for n in PARTS}
     first = parts["depth"].first_depth()
     if "layers" not in own:
-        backing.check_network(parts["layers"], first, num_layers, dtype, state)
+        backing.check_network(parts["layers"], first, num_layers, dtype, state, known)
     if "depth" not in own:
-        backing.check_family(parts["depth"], num_layers, state)
+        backing.check_rate(header["depth"], num_layers, state)
     model = UDN(**parts, cumulative_heads=header["cumulative_heads"], seed=header["seed"])
     model.to(dtype)
     growth.resize(model, num_layers)
