@@ -21,6 +21,7 @@ _MOVING = (
     *("T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"),
 )
 _RATES = ("initial_lr", "max_lr", "min_lr")  # of a group: where its scheduler begins and goes
+_OF_RATES = frozenset({"lr", "depth_lr_ratio", "optimizer", "scheduler"})
 _NOT_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf")
 _MOST_STEPS = 2**53
 
@@ -66,8 +67,7 @@ def check_optimizer(
         zip(optimizer.param_groups, plain["groups"], strict=True)
     ):
         _check_group(f"groups[{index}]", plain_group(group), saved, changed)
-    may_move = changed & {"lr", "depth_lr_ratio", "optimizer", "scheduler"}
-    if not may_move and plain["base_rates"] != member.base_rates:
+    if not changed & _OF_RATES and plain["base_rates"] != member.base_rates:
         raise wrong("base_rates", repr(member.base_rates), plain["base_rates"])
     states = _by_parameter(plain["optimizer_state"], tensors)
     for name in states:
@@ -90,6 +90,7 @@ def load_optimizer(
 ) -> None:
     """Put the optimiser where it was; rates and options that have changed are the call's."""
     optimizer, model = growth.unwrapped(member.optimizer), member.model
+    anew = "scheduler" in changed and not _takes(member.scheduler, plain["scheduler"])
     for group, saved, base, before in zip(
         optimizer.param_groups,
         plain["groups"],
@@ -98,12 +99,12 @@ def load_optimizer(
         strict=True,
     ):
         moved = base != before  # by an accepted change alone
-        kept = (*_RATES, "lr") if moved or "scheduler" in changed else ()
+        kept = (*_RATES, "lr") if moved or anew else _RATES if "scheduler" in changed else ()
         for key, value in saved.items():
             if key in group and key not in kept and ("optimizer" not in changed or key == "lr"):
                 # JSON has no tuples: keep the kind of container that the optimiser itself uses.
                 group[key] = tuple(value) if isinstance(group[key], tuple) else value
-        if moved and "scheduler" not in changed:
+        if moved and not anew:
             group["lr"] = saved["lr"] * base / before if before else base
     optimizer.state.clear()
     fused = any(g.get("fused") or g.get("capturable") for g in optimizer.param_groups)
@@ -142,7 +143,9 @@ def _check_group(
         raise FileError(f"the field {where}.lr is missing")
     loose = changed & {"optimizer", "scheduler"}
     for key in now.keys() ^ saved.keys():
-        if not loose and key not in _RATES:
+        # Versions of torch differ in switches.
+        switch = isinstance((now | saved)[key], bool | None)
+        if not loose and not switch and key not in _RATES:
             raise FileError(f"the field {where}.{key} is in one of the optimiser and the file only")
     for key, value in saved.items():
         if key not in now:
@@ -324,7 +327,7 @@ def _check_scheduler(where: str, now: Any, saved: Any, most: int, changed: froze
     if not isinstance(saved, dict):
         raise wrong(where, "an object", saved)
     for key in now.keys() ^ saved.keys():
-        if key not in _MOVING:
+        if key not in _MOVING and not isinstance((now | saved)[key], bool | None):
             raise FileError(f"the field {where}.{key} is in one of the scheduler and the file only")
     for key, value in saved.items():
         place = f"{where}.{key}"
@@ -345,7 +348,11 @@ def _check_scheduler(where: str, now: Any, saved: Any, most: int, changed: froze
                 raise wrong(place, f"as {now.get(key)!r}", value)
             if not isinstance(value, bool):
                 optional(real())(value, place)
-        elif value != now[key] and not changed & {"scheduler", "lr", "depth_lr_ratio", "optimizer"}:
+        elif (
+            key in now
+            and value != now[key]
+            and not changed & {"scheduler", "lr", "depth_lr_ratio", "optimizer"}
+        ):
             raise wrong(place, repr(now[key])[:60], value)
 
 
