@@ -115,10 +115,10 @@ def check_room(model: "UDN", last: int, born: int, room: Room = Room()) -> None:
     """A `TooDeepError` unless the layers born+1 … last fit into memory, by this rule.
 
     A new layer and its head are taken to be as large as the deepest that are there. They take
-    their weights once and `room.copies` times more; in a step `ACTIVATION_COPIES` tensors of the
-    size of their outputs, rows times outputs (times positions, in an image or sequence); and
-    `MODULE_BYTES`. All of this must be less than `MEMORY_SHARE` of `devices.free_memory`. Where
-    nobody knows what is free, only `LARGEST_BIRTH` counts.
+    their weights once and `room.copies` times more, and `MODULE_BYTES`. In a step every layer, new
+    or not, takes `ACTIVATION_COPIES` tensors of the size of its outputs: rows times outputs (times
+    positions, in an image or sequence). All of this must be less than `MEMORY_SHARE` of
+    `devices.free_memory`. Where nobody knows what is free, only `LARGEST_BIRTH` counts.
     """
     count = last - born
     if count <= 0:
@@ -130,7 +130,8 @@ def check_room(model: "UDN", last: int, born: int, room: Room = Room()) -> None:
     asked = f"q(ℓ; λ) asks for {last:,} layers, {born:,} are there"
     if count > LARGEST_BIRTH:
         raise TooDeepError(f"{asked}, and no more than {LARGEST_BIRTH:,} come at once: {advice}")
-    needed = count * room.members * _layer_bytes(model, room)
+    each, in_step = _layer_bytes(model, room)
+    needed = room.members * (count * each + last * in_step)
     free = devices.free_memory(model.anchor.device)
     if free is not None and needed > MEMORY_SHARE * free:
         raise TooDeepError(
@@ -139,22 +140,22 @@ def check_room(model: "UDN", last: int, born: int, room: Room = Room()) -> None:
         )
 
 
-def _layer_bytes(model: "UDN", room: Room) -> int:
-    """The rule of `check_room` for one layer and its head."""
+def _layer_bytes(model: "UDN", room: Room) -> tuple[int, int]:
+    """The rule of `check_room` for one layer and its head: for good, and in a step."""
     network = model.network
     layer, head = (
         next((box[depth] for depth in reversed(box._modules)), nn.Identity())
         for box in (network.hidden, network.heads)
     )
     weights, outputs = 0, 0
-    rows = room.inputs[0]
     for module, positions in ((layer, _positions(network, layer, room.inputs)), (head, 1)):
         for parameter in module.parameters():
             weights += parameter.numel()
             if parameter.dim() > 1:
                 outputs += parameter.shape[0] * positions
-    numbers = weights * (1 + room.copies) + ACTIVATION_COPIES * rows * outputs
-    return numbers * model.anchor.element_size() + MODULE_BYTES
+    size = model.anchor.element_size()
+    for_good = size * weights * (1 + room.copies) + MODULE_BYTES
+    return for_good, size * ACTIVATION_COPIES * room.inputs[0] * outputs
 
 
 def _positions(network: "Network", layer: nn.Module, inputs: Sequence[int]) -> int:

@@ -109,8 +109,8 @@ class Stacked(Engine):
             return False
         if self._done and self._done % self._stride == 0:
             self._reach()
-            if not any(self._alive):
-                return False
+        if not any(self._alive):
+            return False
         tail = self.work.data.size % self.task.batch_size
         self._done += 1
         if tail and self._done == self.num_steps:
@@ -341,14 +341,12 @@ class Stacked(Engine):
             if reach <= work.depth:
                 return
         reach = work.depths.reach_exactly(work.movement)
+        least = work.depth
         if first:
             born = [max(1, model.network.num_layers) for model in work.models]
             reach = [max(pair) for pair in zip(reach, born, strict=True)]
-        depth = self._depth_for(reach)
-        if first:
-            growth.check_room(work.models[0], depth, 0, self._room())
-        else:
-            depth = self._stop_those_without_room(reach, depth)
+            least = max(born)
+        depth = self._depth_with_room(reach, least)
         if depth > work.depth:
             self._allocate(depth)
 
@@ -364,18 +362,20 @@ class Stacked(Engine):
         inputs = (self.task.batch_size, *work.data.x.shape[2:])
         return growth.Room(copies, inputs, len(work.models))
 
-    def _stop_those_without_room(self, reach: Sequence[int], depth: int) -> int:
-        """Members for which there is no room train no more, the deepest first; the depth left."""
+    def _depth_with_room(self, reach: Sequence[int], least: int) -> int:
+        """`_depth_for`, at least `least`. Members without room, deepest first, train no more."""
         work, room = self.work, self._room()
         while True:
+            depth = max(least, self._depth_for(reach))
             try:
                 growth.check_room(work.models[0], depth, work.depth, room)
             except growth.TooDeepError as error:
                 alive = [place for place, alive in enumerate(self._alive) if alive]
+                if not alive:  # not even what is there already
+                    raise
                 deepest = max(alive, key=reach.__getitem__)
                 self.stop(self.order[deepest])
                 self._outgrown[self.order[deepest]] = str(error)
-                depth = self._depth_for(reach)
             else:
                 return depth
 
