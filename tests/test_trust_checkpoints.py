@@ -7,12 +7,12 @@ from operator import getitem
 
 import pytest
 import torch
+from benchmarks.attack import checkpoints as mutations
+from benchmarks.attack.checkpoints import data, equal, everything, model
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.attack import checkpoints as mutations
 import unbounded as ub
-from benchmarks.attack.checkpoints import data, equal, everything, model
 from helpers import same, state
 from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.files import FileError, read_tensors, write_tensors

@@ -107,8 +107,9 @@ def run(options: argparse.Namespace) -> None:
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
     with interrupts.deferred() as request, common.told_warnings(console):
         model = _train(data, {"device": device, **chosen, **both})
-        with interrupts.shielded():
-            model.save(out)
+        if atomic.is_file(out):  # a pipe would get it twice
+            with interrupts.shielded():
+                model.save(out)
         console.say(_depth(model.describe(), request.name))
         wanted = not options.no_references and not request.is_set()
         _score(model, data, wanted, page is not None, console)

@@ -175,7 +175,8 @@ def rebuilding(source: "str | Path | Contents", what: str) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as error:
-        raise FileError(f"{label} {what}: {error or type(error).__name__}") from None
+        words = " ".join(str(error).split()) or type(error).__name__  # torch's go over lines
+        raise FileError(f"{label} {what}: {words}") from None
 
 
 def _read_bytes(path: str | Path) -> bytes:
