@@ -20,6 +20,7 @@ FORMAT = "unbounded-model-2"
 _ALSO_READ = {FORMAT: ("unbounded-model-1",)}
 _WITHOUT_DIGEST = ("unbounded-model-1", "unbounded-checkpoint-1", "unbounded-checkpoint-2")
 _LARGEST_HEADER = 1 << 25  # bytes; 10,000 columns of a table take a fifth of it
+_MOST_BRACKETS = 1 << 20  # in it: three bytes make a list of seventy
 _BROKEN = "is not a complete safetensors file"
 
 
@@ -135,6 +136,8 @@ def parse_header(
         raise FileError(f"{path} is a safetensors file, but not one of this library")
     if len(metadata["unbounded"]) > _LARGEST_HEADER:
         raise FileError(f"{path} has a damaged header: it is larger than {_LARGEST_HEADER:,} bytes")
+    if sum(map(metadata["unbounded"].count, "[{")) > _MOST_BRACKETS:
+        raise FileError(f"{path} has a damaged header: it has more than {_MOST_BRACKETS:,} parts")
     try:
         header = json.loads(metadata["unbounded"])
     except (ValueError, RecursionError):

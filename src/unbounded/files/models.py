@@ -136,7 +136,10 @@ def _build(
     backing.check_finite(
         state, _buffers_of_own(model, None if "layers" in own else header["layers"])
     )
-    model.load_state_dict(state)
+    if own:
+        model.load_state_dict(state)
+    else:
+        _copy_into(model, state)
     if isinstance(model.depth, RateFamily) and "depth" not in own:
         model.depth.limit = header["depth"]["config"]["limit"]
         model.depth._memo = None  # of the limit that held while it was built
@@ -146,6 +149,19 @@ def _build(
     if "layers" not in own:
         backing.check_outputs(model)
     return model
+
+
+@torch.no_grad()
+def _copy_into(model: UDN, state: dict[str, Tensor]) -> None:
+    """As `load_state_dict`, in a time that grows with the layers and not with their square."""
+    expected = model.state_dict()
+    for name in expected.keys() ^ state.keys():
+        raise FileError(f"the tensor {name[:80]} is missing or not one of such a model")
+    for name, tensor in expected.items():
+        found = state[name]
+        if found.shape != tensor.shape or found.is_floating_point() != tensor.is_floating_point():
+            raise FileError(f"its tensor {name} has another shape or type than such a model's")
+        tensor.copy_(found)
 
 
 def _rebuild(part: str, described: dict[str, Any], num_layers: int) -> Any:
