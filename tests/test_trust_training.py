@@ -36,7 +36,7 @@ def grown(seed: int) -> dict[str, torch.Tensor]:
         epochs=1,
         batch_size=16,
         lr=0.1,
-        depth_lr_ratio=30.0,
+        depth_lr_ratio=8.0,
         progress=False,
     )
     return state(model)
@@ -265,7 +265,7 @@ def test_free_memory_heeds_control_groups(tmp_path, monkeypatch):
 
 def test_a_depth_that_keeps_growing_is_told_at_each_doubling():
     with pytest.warns(TrainingWarning) as told:
-        growing(None, depth_lr_ratio=30_000.0, epochs=12)
+        growing(None, depth_lr_ratio=60_000.0, epochs=5)
     said = [str(one.message) for one in told]
     assert all("keeps growing" in line and "limit=" in line for line in said)
     assert 1 <= len(said) <= 3
@@ -337,8 +337,11 @@ def test_a_lambda_that_is_no_number_is_divergence_and_the_best_epoch_stays(value
     )
 
 
-def test_a_model_of_a_large_rate_can_be_built():
-    assert classifier(TruncatedPoisson(300.0), width=1).network.num_layers > 300
+def test_families_of_large_rates_count_as_unbounded():
+    from unbounded.model import _check_family
+
+    _check_family(TruncatedPoisson(1e4))
+    _check_family(TruncatedConwayMaxwell(1e4))
 
 
 def fail_after(monkeypatch, calls: int) -> None:
@@ -518,8 +521,13 @@ MOMENTS = {
 
 
 @pytest.mark.usefixtures("_signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        *((moment, (signal.SIGINT, signal.SIGTERM)[k % 2]) for k, moment in enumerate(MOMENTS)),
+        ("third epoch", signal.SIGTERM),
+    ],
+)
 def test_a_signal_at_any_moment_of_the_command(
     moment, number, table, tmp_path, capsys, monkeypatch
 ):
@@ -582,22 +590,27 @@ def test_the_command_says_that_training_diverged(calls, table, tmp_path, capsys,
         assert ub.TableModel.load(out).describe()["training"]["stopped"] == "diverged"
 
 
-@pytest.mark.usefixtures("_little_memory")
 def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 5 else 2**40
+    )
     original = ub.UDNClassifier._build
 
     def build(self, *arguments):
         model = original(self, *arguments)
         model.depth_prior = ub.PoissonDepth(300.0)
         with torch.no_grad():
-            model.depth.raw_rate.fill_(8.0)
+            model.depth.raw_rate.fill_(3.0)
         return model
 
     monkeypatch.setattr(ub.UDNClassifier, "_build", build)
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--no-references", "-q"]
-    assert main([*words, "--epochs", "40", "--width", "8", "--lr", "5", "--no-report"]) == 0
+    words += ["--epochs", "40", "--patience", "40", "--width", "4", "--lr", "1", "--no-report"]
+    assert main(words) == 0
     errors = capsys.readouterr().err
     assert "warning: training stopped in epoch" in errors
     assert "limit=" in errors
+    monkeypatch.undo()
     assert ub.TableModel.load(out).describe()["training"]["stopped"] == "memory"

@@ -250,7 +250,7 @@ class UDNEstimator(BaseEstimator):
                     warn(f"training on all rows diverged, that before it is kept: {error}")
                 if ended == "epochs":
                     run, self.refit_history_ = again, again.training.history
-                elif ended == "interrupted":
+                else:
                     # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
             with interrupts.shielded():
