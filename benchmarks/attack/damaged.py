@@ -57,7 +57,7 @@ class DamagedFiles:
 
     def _subject(self, name: str, model: Any, use: Callable[[Path], list[Any]]) -> Subject:
         path = self.folder / "whole.udn"
-        model.save(path)
+        ub.save(model, path) if isinstance(model, ub.UDN) else model.save(path)
         return Subject(name, path.read_bytes(), use, use(path))
 
     def _command(self, path: Path) -> list[Any]:

@@ -1,6 +1,7 @@
 """Tables, a chunk at a time: CSV, TSV and Parquet files, plain or gzipped, and frames."""
 
 import io
+import os
 import shutil
 import tempfile
 import zlib
@@ -77,6 +78,8 @@ class Table:
         self.encoding = "utf-8-sig"
         self.is_parquet = self.is_gzip = False
         self._arrow: Any = None  # the frame's rows
+        self._types: dict[str, Any] = {}  # of a Parquet file's columns
+        self._identity: tuple[int, ...] | None = None  # of the file that was opened first
         if isinstance(source, str | Path):
             self.path = Path(source)
             self.label, self.name = str(self.path), self.path.name
@@ -161,14 +164,23 @@ class Table:
         both = list(dict.fromkeys([*names, *raw]))
         if self._arrow is None and not self.is_parquet:
             for frame in self._text_frames(both, rows, not raw or self._blanks_are_skipped()):
-                yield frame, {name: _text_to_arrow(frame[name]) for name in raw}
+                yield frame, {name: arrow_texts(frame[name]) for name in raw}
             return
         if self._arrow is not None:
             batches = iter(self._arrow.select(both).to_batches(max_chunksize=rows))
         else:
             batches = self._parquet_batches(both, rows)
         for batch in batches:
-            yield _from_arrow(batch.select(names)), {name: batch.column(name) for name in raw}
+            kept = {name: self._as_written(name, batch.column(name)) for name in raw}
+            yield _from_arrow(batch.select(names)), kept
+
+    def _as_written(self, name: str, column: Any) -> Any:
+        """A column with the type that the file says it has."""
+        kind = self._types.get(name, column.type)
+        if column.type == kind:
+            return column
+        _check_size(name, column)
+        return column.cast(kind)
 
     def _blanks_are_skipped(self) -> bool:
         """Whether the file has fields with blanks before their quotes."""
@@ -230,7 +242,8 @@ class Table:
                 opened = stack.enter_context(parquet.ParquetFile(file))
                 _check_parquet(self.path, opened.metadata)
                 # Texts that repeat stay coded until their size is known.
-                coded = [f.name for f in opened.schema_arrow if f.type in _texts()]
+                self._types = {field.name: field.type for field in opened.schema_arrow}
+                coded = [name for name, kind in self._types.items() if kind in _texts()]
                 opened = stack.enter_context(parquet.ParquetFile(file, read_dictionary=coded))
             yield opened
 
@@ -238,6 +251,11 @@ class Table:
     def _open(self) -> Iterator[tuple[IO[bytes], bool]]:
         """The bytes, unpacked where they are gzipped, and whether they are."""
         with open(self.path, "rb") as raw:
+            status = os.fstat(raw.fileno())
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            if self._identity not in (None, identity):
+                raise TableError(f"{self.path} has changed while it was read: try again")
+            self._identity = identity
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not packed:
@@ -277,12 +295,6 @@ def _frame_to_arrow(frame: Any) -> Any:
             columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
     names = [str(name).strip() for name in frame.columns]
     return pyarrow.Table.from_arrays(columns, names=names)
-
-
-def _text_to_arrow(series: Any) -> Any:
-    import pyarrow
-
-    return pyarrow.array(series, type=pyarrow.string(), from_pandas=True)
 
 
 def _from_arrow(batch: Any) -> Any:

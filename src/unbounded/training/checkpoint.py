@@ -179,7 +179,7 @@ _MEMBER = record(
         "bad_epochs": _COUNT,
         "epochs": _COUNT,
         "row": mapping(anything),
-        "stopped": choice("", "patience", "diverged"),
+        "stopped": choice("", "patience", "diverged", "memory"),
     }
 )
 
