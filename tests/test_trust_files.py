@@ -467,3 +467,8 @@ def test_lists_within_lists_are_not_written_out():
         content += b"0]q" + bytes([place]) + b"(" + (b"h" + bytes([place - 1])) * 100 + b"e"
     with pytest.raises(ValueError, match="a list of whole numbers"):
         pickles.array(pickles.read(content + b"."))
+
+
+def test_a_table_model_without_facts_about_its_training_is_described(folder, tmp_path):
+    path = changed(folder / "table.udn", tmp_path / "m", _set(T + "info", {}))
+    assert TableModel.load(path).describe()["rows"] == {"train": 0, "held_out": 0}

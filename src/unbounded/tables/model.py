@@ -284,7 +284,10 @@ class TableModel:
             "task": self.target.task,
             "target": self.target.name,
             "classes": self.target.classes or None,
-            "rows": {"train": self.info["rows"], "held_out": self.info["held_out_rows"]},
+            "rows": {
+                "train": self.info.get("rows", 0),
+                "held_out": self.info.get("held_out_rows", 0),
+            },
             "columns": self.encoding.listing(),
             "depth": {
                 "probs": estimator.depth_probs_,
