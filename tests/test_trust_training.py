@@ -231,6 +231,12 @@ def test_a_wide_network_counts_by_its_weights_and_rows(monkeypatch):
         growth.check_room(model, 11, 4, growth.Room(inputs=(1000, 3)))
 
 
+def test_a_constructor_looks_at_the_size_of_its_layers(monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda device: 10_000_000)
+    with pytest.raises(TooDeepError, match=r"asks for \d+ layers, 2 are there"):
+        ub.UDN(ub.Dense(3, 512, 2), ub.Categorical(2), TruncatedPoisson(50.0))
+
+
 def test_free_memory_is_known_here():
     free = devices.free_memory(torch.device("cpu"))
     if sys.platform.startswith("linux"):

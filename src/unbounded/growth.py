@@ -199,7 +199,12 @@ def grow(
 ) -> GrowthPlan:
     """`plan`, `check_room` and `apply` in one call; returns what was done."""
     change = plan(model, drop_inactive=drop_inactive)
-    check_room(model, change.hidden.stop - 1, model.network.num_layers)
+    last = change.hidden.stop - 1
+    check_room(model, last, model.network.num_layers)
+    if not model.network.num_layers and last > 2:
+        # The first layers tell how large the others will be.
+        apply(GrowthPlan(range(1, 3), range(change.heads.start, min(3, change.heads.stop))), model)
+        check_room(model, last, 2)
     apply(change, model, optimizer)
     return change
 
