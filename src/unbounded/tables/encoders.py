@@ -350,7 +350,7 @@ ENCODERS: dict[str, type[Encoder]] = {
 }
 
 
-_SPREAD = real(1e-200)
+_SPREAD = real(5e-324)
 _SCALE = {"centre": real(), "spread": _SPREAD, "heavy": flag, "mean": real()}
 _SCALE |= {"sd": _SPREAD, "limit": _SPREAD}
 _NUMBER: dict[str, Check] = {"scale": record(_SCALE), "indicator": flag}

@@ -80,8 +80,8 @@ def fit(
         epoch and write the checkpoint, for which the epoch is finished; a second one ends at once.
 
     Raises:
-        NonFiniteError: if a lone model's loss is no number; of several, `stopped` says so. Its
-            `result` is what was reached before, and the model has the best weights.
+        NonFiniteError: if a lone model's loss is no number (its `result` is what was reached, and
+            the model has the best weights); of several, `stopped` says so.
     """
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
@@ -97,14 +97,11 @@ def fit(
         models,
         data=data,
         sets=_scored_sets(validation, monitor),
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
         options=settings,
-        lone=lone,
+        **{"batch_size": batch_size, "lr": lr, "seed": seed, "lone": lone},
     )
-    run: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint, "epochs": int(epochs)}
-    run |= {"resume": resume, "resume_despite": despite}
+    written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": despite}
+    run = {"progress": progress, "epochs": int(epochs), **written}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
     results = _in_chunks(models, settings.chunk, data, task, chosen, run)
     return results[0] if lone else results
