@@ -68,10 +68,9 @@ def fit(
         callbacks: objects with the hooks of `Callback`.
         progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
-            for bit, on a CPU. More epochs are welcome; other data, options or models are an error
-            that names what differs.
-        resume_despite: names that may differ all the same, such as ["lr", "data"]: from here on
-            the call's count. With another `validation` or `select` the best epoch is sought anew.
+            for bit, on a CPU. Other data, options or models are an error that names them.
+        resume_despite: what may differ all the same, such as ["lr", "data"]; see
+            docs/checkpoints.md.
         seed: of the shuffling; the model's seed by default. A list has one for each model.
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
@@ -98,7 +97,10 @@ def fit(
         data=data,
         sets=_scored_sets(validation, monitor),
         options=settings,
-        **{"batch_size": batch_size, "lr": lr, "seed": seed, "lone": lone},
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        lone=lone,
     )
     written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": despite}
     run = {"progress": progress, "epochs": int(epochs), **written}
