@@ -69,8 +69,7 @@ def fit(
         progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
             for bit, on a CPU. Other data, options or models are an error that names them.
-        resume_despite: what may differ all the same, such as ["lr", "data"]; see
-            docs/checkpoints.md.
+        resume_despite: what may differ all the same, as ["lr", "data"]; see docs/checkpoints.md.
         seed: of the shuffling; the model's seed by default. A list has one for each model.
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
