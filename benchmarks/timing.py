@@ -1,13 +1,13 @@
 """Timing on noisy machines: alternate the candidates, take the best of several rounds."""
 
 import gc
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import unbounded as ub
+from unbounded import interrupts
 from unbounded.engines import Engine
 from unbounded.steps.options import FitOptions
 from unbounded.training.fit import _task
@@ -53,4 +53,4 @@ def trainer_of(
 
 def run_epoch(trainer: Trainer) -> None:
     """One epoch, with scores, history and best epoch."""
-    trainer._epoch(1 << 60, threading.Event())
+    trainer._epoch(1 << 60, interrupts.Request(), False)

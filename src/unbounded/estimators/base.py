@@ -245,6 +245,9 @@ class UDNEstimator(BaseEstimator):
                     ended = again.training.stopped
                 except KeyboardInterrupt:
                     ended = "interrupted"
+                except TooDeepError as error:
+                    ended = "memory"
+                    warn(f"training on all rows lacked memory, that before it is kept: {error}")
                 except NonFiniteError as error:
                     ended = "diverged"
                     warn(f"training on all rows diverged, that before it is kept: {error}")

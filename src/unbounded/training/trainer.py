@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unbounded import interrupts
+from unbounded import interrupts, printing
 from unbounded.engines import Engine
 from unbounded.engines.base import Birth, Row, TrainingTask
 from unbounded.model import UDN
@@ -186,7 +186,7 @@ class Trainer:
                 self._finish(modes)
         if ended == "interrupted" and show:
             what = f"stopped by {request.name} in epoch {self.epoch + 1}"
-            print(f"{what}; kept {self._kept(0)}", file=sys.stderr)
+            printing.show(f"{what}; kept {self._kept(0)}", sys.stderr)
         for callback in self.callbacks:
             callback.on_fit_end(self)
         return [self._result(number, ended) for number in range(len(self.members))]
@@ -245,11 +245,10 @@ class Trainer:
                 return False
             if request.is_set() and not told:
                 told = True
-                print(
-                    f"{request.name}: finishing epoch {self.epoch + 1} for the checkpoint; "
-                    "once more ends at once",
-                    file=sys.stderr,
+                words = f"finishing epoch {self.epoch + 1} for the checkpoint; again ends at once"
+                    f"finishing epoch {self.epoch + 1} for the checkpoint; once more ends at once"
                 )
+                printing.show(f"{request.name}: {words}", sys.stderr)
         self.rows = self.engine.end_epoch()
         self.epoch += 1
         self.seconds += time.perf_counter() - start
