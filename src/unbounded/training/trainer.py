@@ -246,8 +246,6 @@ class Trainer:
             if request.is_set() and not told:
                 told = True
                 words = f"finishing epoch {self.epoch + 1} for the checkpoint; again ends at once"
-                    f"finishing epoch {self.epoch + 1} for the checkpoint; once more ends at once"
-                )
                 printing.show(f"{request.name}: {words}", sys.stderr)
         self.rows = self.engine.end_epoch()
         self.epoch += 1
