@@ -13,6 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+# Processes fork from this one, which a GPU's threads would not survive.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import torch
 
 import unbounded

@@ -23,12 +23,15 @@ def command(folder: Path, resume: bool) -> int:
     table = folder / "table.csv"
     fixtures.frame("number", 400).to_csv(table, index=False)
     size = ["--epochs", "150", "--patience", "150", "--width", "8", "--no-references"]
-    return main(["fit", str(table), "--target", "y", "--out", str(folder / "m.udn"), *size])
+    status = main(["fit", str(table), "--target", "y", "--out", str(folder / "m.udn"), *size])
+    _done()
+    return status
 
 
 def library(folder: Path, resume: bool) -> int:
     """`unbounded.fit` with a checkpoint."""
     found = killed.one(folder, resume)
+    _done()
     (folder / "digest").write_text(killed.digest(found))
     return 0
 
@@ -38,6 +41,7 @@ def study(folder: Path, resume: bool) -> int:
     from unbounded.cli import main
 
     status = main(killed.study_command(folder, resume))
+    _done()
     if status == 0:
         (folder / "digest").write_text(killed.digest(killed.study_results(folder)))
     return status
@@ -126,3 +130,9 @@ def _work(job: Callable[[Path, bool], int], folder: Path, resume: bool) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return job(folder, resume)
+
+
+def _done() -> None:
+    """Signals that come now come after the end."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_IGN)

@@ -100,6 +100,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     except Exception as error:
         message = _explain(error)
+        if message is None and interrupts.latest() is not None:
+            # What is written in C, such as an import, makes another error of Ctrl-C.
+            _print_error("interrupted: what was written before is kept")
+            return 130
         if message is None and os.environ.get(TRACEBACKS):
             raise
         _print_error(message or _unexpected(error))

@@ -26,14 +26,15 @@ from unbounded.layers.base import is_plain
 from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into, untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
+from unbounded.steps.step import NonFiniteError
 
 # λ may move this far (in softplus⁻¹) before the host looks at the depths again.
 _MOVEMENT = 0.5
 _WHOLE = ("step", "max_depth", "num_layers")
 
 
-class OutgrownError(RuntimeError):
-    """A support went beyond the allocated layers; nothing of that epoch can be used."""
+class OutgrownError(NonFiniteError):
+    """A support went beyond the allocated layers: λ made a step that no optimiser here makes."""
 
 
 class Stacked(Engine):
@@ -335,8 +336,8 @@ class Stacked(Engine):
             reach, outgrown = work.status.tolist()
             if outgrown:
                 raise OutgrownError(
-                    f"a model needed more than the {work.depth} layers allocated in epoch "
-                    f"{self.epoch}: its λ moved further than the optimiser's bound"
+                    f"a model needed more than {work.depth} layers in epoch {self.epoch}: its λ "
+                    "moved further than the optimiser can, as from a checkpoint that was changed"
                 )
             if reach <= work.depth:
                 return
