@@ -595,7 +595,7 @@ def test_outgrowing_the_allocation_is_an_error_not_a_wrong_number(monkeypatch):
     engine = started(models, classes(0), batch_size=8, lr=0.5, depth_lr_ratio=2.0)
     run = engine.work.depths.runs[0]
     run.block.state[0].fill_(-1.0)  # a momentum upwards
-    with pytest.raises(OutgrownError, match="layers allocated"):
+    with pytest.raises(OutgrownError, match="layers in epoch"):
         run_epoch(engine)
 
 
