@@ -16,6 +16,9 @@ FAMILIES = {
     "poisson with a limit": lambda: ub.TruncatedPoisson(5.0, limit=4),
     "concentrated": lambda: ub.TruncatedConwayMaxwell(3.0),
     "spread": lambda: ub.TruncatedConwayMaxwell(1.0, concentration=0.5),
+    "normal": lambda: ub.TruncatedNormal(2.3, 1.1),
+    "narrow": lambda: ub.TruncatedNormal(3.0, 0.3),
+    "normal with a limit": lambda: ub.TruncatedNormal(5.0, 2.0, limit=4),
     "fixed": lambda: ub.FixedDepth(3),
     "finite": lambda: ub.FiniteDepth(3),
 }
@@ -39,6 +42,7 @@ LAYERS = {
     "gelu": (lambda: ub.Dense(2, 6, 2, activation="gelu"), ROWS),
     "shared head": (lambda: ub.Dense(2, 6, 2, shares_head=True), ROWS),
     "residual": (lambda: ub.ResidualDense(2, 6, 2), ROWS),
+    "pre-norm": (lambda: ub.PreNormDense(2, 6, 2), ROWS),
     "convolutional": (lambda: ub.ResidualConv(3, 2, width=4, stages=(1, 1)), IMAGES),
     "DUN": (lambda: DUNLayers(2, 6, 2), ROWS),
     "custom": (lambda: ub.CustomLayers(hidden_of_width, linear_head), ROWS),

@@ -10,7 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
+from unbounded.depth import (
+    FiniteDepth,
+    FixedDepth,
+    TruncatedConwayMaxwell,
+    TruncatedNormal,
+    TruncatedPoisson,
+)
 from unbounded.depth.base import NO_MASS
 from unbounded.depth.rates import poisson_quantile
 
@@ -24,6 +30,9 @@ FAMILIES = {
     "concentrated-tiny": lambda: TruncatedConwayMaxwell(1e-4, 4.0),
     "concentrated-large": lambda: TruncatedConwayMaxwell(3000.0, 2.5, quantile=0.99),
     "spread": lambda: TruncatedConwayMaxwell(20.0, 0.5, limit=7),
+    "normal": lambda: TruncatedNormal(4.2, 1.3),
+    "normal-wide": lambda: TruncatedNormal(-3.0, 40.0, quantile=0.9),
+    "normal-limit": lambda: TruncatedNormal(20.0, 3.0, limit=7),
     "fixed": lambda: FixedDepth(5),
     "finite": lambda: FiniteDepth(6),
 }
@@ -274,3 +283,75 @@ def test_every_depth_is_the_mode_of_a_concentrated_member(n, concentration):
 def test_concentrated_members_are_checked(arguments):
     with pytest.raises(ValueError, match="must be"):
         TruncatedConwayMaxwell(*arguments)
+
+
+# TruncatedNormal
+
+
+def normal_probs(place, spread, quantile, size):
+    """[min(F(ℓ), δ) − F(ℓ−1)]₊/δ of a normal that is cut at ½, by SciPy."""
+    edges = np.arange(size + 1) + 0.5
+    tails = np.exp(
+        scipy.stats.norm.logsf(edges, place, spread) - scipy.stats.norm.logsf(0.5, place, spread)
+    )
+    return np.clip(np.minimum(1 - tails[1:], quantile) - (1 - tails[:-1]), 0, None) / quantile
+
+
+@given(
+    place=st.floats(-20, 60),
+    spread=st.floats(0.01, 30),
+    quantile=st.sampled_from([0.5, 0.9, 0.99, 1 - 1e-6]),
+)
+def test_normal_agrees_with_scipy(place, spread, quantile):
+    family = TruncatedNormal(place, spread, quantile).double()
+    found = family.log_probs().exp().detach().numpy()
+    expected = normal_probs(family.place, family.spread, quantile, len(found))
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert found.sum() == pytest.approx(1, abs=1e-9)
+    # The support is as long as it must be: nothing is left beyond it, something in its last depth.
+    assert (
+        normal_probs(family.place, family.spread, quantile, len(found) + 3)[len(found) :].max()
+        < 1e-9
+    )
+
+
+@pytest.mark.parametrize("moved", ["place", "spread"])
+def test_nothing_jumps_where_a_layer_is_born(moved):
+    """q(ℓ) and 𝓛 change as little across a birth as anywhere else; with a Poisson they jump."""
+
+    def bounds(members):
+        values, ends = [], []
+        for family in members:
+            log_q = family.log_probs_at(
+                {k: v.double() for k, v in family.numbers().items()}, 40
+            ).detach()
+            worth = 8 * torch.arange(1, 41).double().sqrt()  # what each depth explains
+            values.append(float((log_q.exp() * (worth - log_q)).sum()))
+            ends.append(family.max_depth())
+        return np.abs(np.diff(values)).max(), len(set(ends))
+
+    steps = np.linspace(3, 9, 2401)
+    if moved == "place":
+        members = [TruncatedNormal(step, 1.0).double() for step in steps]
+    else:
+        members = [TruncatedNormal(3.0, step / 3).double() for step in steps]
+    largest, sizes = bounds(members)
+    jump, _ = bounds([TruncatedPoisson(step).double() for step in steps])
+    assert sizes > 4
+    assert largest < 0.02
+    assert jump > 10 * largest
+
+
+def test_normal_extremes():
+    for place, spread in ((-1e6, 1e-3), (1e4, 1e-3), (-50, 3), (5, 100)):
+        family = TruncatedNormal(place, spread)
+        log_probs = family.log_probs()
+        log_probs.exp().sum().backward()
+        assert log_probs.exp().sum().item() == pytest.approx(1, abs=1e-5)
+        assert all(torch.isfinite(p.grad) for p in family.parameters())
+    family = TruncatedNormal(4.0, 1.0)
+    family.put(2.5, torch.tensor(0.25))
+    assert (family.place, family.spread) == pytest.approx((2.5, 0.25))
+    for wrong in ({"place": math.nan}, {"spread": 0.0}, {"quantile": 1.0}, {"limit": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            TruncatedNormal(**wrong)

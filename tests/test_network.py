@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import unbounded as ub
@@ -226,3 +227,21 @@ def test_predicting_leaves_the_network_unchanged():
     assert model.training
     assert prediction.outputs.shape[0] == count
     assert prediction.depth_log_probs.exp().sum().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_pre_norm_layers_add_to_a_normalised_state():
+    layers = ub.PreNormDense(3, 5, 2, activation="tanh")
+    model = ub.UDN(layers, ub.Categorical(2), ub.FixedDepth(3), seed=2)
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    h = torch.tanh(F.linear(x, *weights(model, 1)))
+    for depth in (2, 3):
+        var, mean = torch.var_mean(h, 1, correction=0, keepdim=True)
+        normed = (h - mean) / (var + 1e-5).sqrt()
+        h = h + torch.tanh(F.linear(normed, *weights(model, depth)))
+    head = model.network.heads["3"]
+    torch.testing.assert_close(model(x)[-1], F.linear(h, head.weight, head.bias))
+
+
+def weights(model, depth):
+    layer = model.network.hidden[str(depth)]
+    return layer.weight, layer.bias

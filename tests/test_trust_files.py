@@ -281,6 +281,9 @@ def _wide(header, tensors):
 MODELS = {
     "poisson": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2)),
     "conway": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), TruncatedConwayMaxwell(2.0)),
+    "normal": lambda: ub.UDN(
+        ub.PreNormDense(3, 4, 2), ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0)
+    ),
     "limited": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), TruncatedPoisson(limit=4)),
     "fixed": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), FixedDepth(2)),
     "finite": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), FiniteDepth(2)),
@@ -296,7 +299,7 @@ MODELS = {
         ("poisson", _set("layers.config.width", 10**12), "hidden.1.weight has the shape"),
         ("poisson", _set("layers.config.in_features", 10**15), "hidden.1.weight has the shape"),
         ("poisson", _set("likelihood.config.num_classes", 3), "heads must give 3 numbers"),
-        ("poisson", _rate(1e5), "its λ is 100000, far beyond its 4 layers"),
+        ("poisson", _rate(1e5), "depth.raw_rate is 100000, far beyond its 4 layers"),
         ("poisson", _rate(1e30), "far beyond its 4 layers"),
         ("poisson", _rate(30), "gives mass to 40 depths, it holds 4 layers"),
         ("poisson", _set("depth.config.quantile", 1.0), "depth.quantile should be a finite number"),
@@ -309,6 +312,9 @@ MODELS = {
         ("limited", _rate(1e30), "far beyond its 4 layers"),
         ("conway", _set("depth.config.concentration", 1e-12), "depth.concentration should be"),
         ("conway", lambda h, t: t["depth.nu"].fill_(1e-12), "depth.nu should be"),
+        ("normal", lambda h, t: t["depth.mu"].fill_(1e9), "depth.mu is 1e.09, far beyond its"),
+        ("normal", lambda h, t: t.pop("depth.raw_spread"), "depth.raw_spread is missing"),
+        ("normal", lambda h, t: t["depth.raw_spread"].fill_(300.0), "gives mass to"),
         ("fixed", _set("depth.config.depth", 10**6), "depth.depth = 1000000 and holds 2 layers"),
         ("finite", _set("depth.config.max_depth", 10**6), "max_depth = 1000000 and holds 2"),
         (

@@ -10,6 +10,7 @@ from unbounded.depth import DepthFamily as DepthFamily
 from unbounded.depth import FiniteDepth as FiniteDepth
 from unbounded.depth import FixedDepth as FixedDepth
 from unbounded.depth import TruncatedConwayMaxwell as TruncatedConwayMaxwell
+from unbounded.depth import TruncatedNormal as TruncatedNormal
 from unbounded.depth import TruncatedPoisson as TruncatedPoisson
 from unbounded.elbo import ElboTerms as ElboTerms
 from unbounded.files import FileError as FileError
@@ -18,6 +19,7 @@ from unbounded.files import save as save
 from unbounded.layers import CustomLayers as CustomLayers
 from unbounded.layers import Dense as Dense
 from unbounded.layers import Layers as Layers
+from unbounded.layers import PreNormDense as PreNormDense
 from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
 from unbounded.likelihoods import Bernoulli as Bernoulli

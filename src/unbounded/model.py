@@ -11,6 +11,7 @@ from unbounded import growth
 from unbounded.depth import (
     DepthFamily,
     TruncatedConwayMaxwell,
+    TruncatedNormal,
     TruncatedPoisson,
     check_unbounded,
 )
@@ -227,7 +228,11 @@ def check_prior_mass(prior: DepthPrior, log_prior: Tensor, first: int) -> None:
 
 
 # Of the first two Theorem 1 has shown it, also for those λ from which an ascent would take long.
-_CHECKED_FAMILIES: set[type[DepthFamily]] = {TruncatedPoisson, TruncatedConwayMaxwell}
+_CHECKED_FAMILIES: set[type[DepthFamily]] = {
+    TruncatedPoisson,
+    TruncatedConwayMaxwell,
+    TruncatedNormal,
+}
 
 
 def _check_family(family: DepthFamily) -> None:

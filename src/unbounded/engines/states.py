@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.depth import RateFamily
+from unbounded.depth import RateFamily, TruncatedNormal
 from unbounded.engines.optimizer_states import (
     check_like,
     check_optimizer,
@@ -205,13 +205,14 @@ def check_family(
     for name, value in numbers.items():
         if value.is_floating_point():
             _check_finite(where + name, value)
-    if not isinstance(family, RateFamily) or "raw_rate" not in numbers:
+    if not isinstance(family, RateFamily | TruncatedNormal):
         return
-    # A step moves λ a little; a rate out of all proportion would have layers born without end.
+    # A step moves λ a little; one out of all proportion would have layers born without end.
     most = 1000.0 + 10 * num_layers if family.limit is None else 1e8
-    rate = float(numbers["raw_rate"])
-    if rate > most:
-        raise wrong(where + "raw_rate", f"at most {most:g}, with {num_layers} layers", rate)
+    for name in ("raw_rate", "mu", "raw_spread"):
+        number = float(numbers[name]) if name in numbers else 0.0
+        if number > most:
+            raise wrong(where + name, f"at most {most:g}, with {num_layers} layers", number)
     if "nu" in numbers:
         least = min(0.01, float(dict(family.named_buffers())["nu"]))
         real(least, 1e6)(float(numbers["nu"]), where + "nu")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unbounded.depth import TruncatedNormal
 from unbounded.files.contents import under
 from unbounded.files.parts import CONCENTRATION
 from unbounded.likelihoods import Gaussian
@@ -90,16 +91,20 @@ def check_network(
 
 
 def check_rate(described: dict[str, Any], num_layers: int, state: dict[str, Tensor]) -> None:
-    """λ of a built-in family with a rate must be one that the layers of the file are made for."""
+    """λ of a built-in, unbounded family must be one that the layers of the file are made for."""
     config = described["config"]
     if "limit" not in config:
         return
-    raw = state.get("depth.raw_rate")
-    if raw is None or raw.shape != () or not raw.is_floating_point():
-        raise FileError("its tensor depth.raw_rate is missing or not a single number")
     far = reach_allowed(num_layers) + _FAR if config["limit"] is None else _FAR_WITH_LIMIT
-    if not float(raw) <= far:
-        raise FileError(f"its λ is {float(raw):g}, far beyond its {num_layers} layers")
+    is_normal = described["kind"] == TruncatedNormal.__name__
+    for name in ("mu", "raw_spread") if is_normal else ("raw_rate",):
+        raw = state.get(f"depth.{name}")
+        if raw is None or raw.shape != () or not raw.is_floating_point():
+            raise FileError(f"its tensor depth.{name} is missing or not a single number")
+        if not abs(float(raw)) <= far:
+            raise FileError(
+                f"its tensor depth.{name} is {float(raw):g}, far beyond its {num_layers} layers"
+            )
     if "concentration" in config:
         nu = state.get("depth.nu")
         if nu is None or nu.shape != () or not nu.is_floating_point():

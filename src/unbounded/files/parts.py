@@ -6,8 +6,14 @@ from typing import Any
 
 import torch
 
-from unbounded.depth import FiniteDepth, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
-from unbounded.layers import Dense, ResidualConv, ResidualDense
+from unbounded.depth import (
+    FiniteDepth,
+    FixedDepth,
+    TruncatedConwayMaxwell,
+    TruncatedNormal,
+    TruncatedPoisson,
+)
+from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
@@ -83,6 +89,7 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
     "layers": {
         Dense: _DENSE,
         ResidualDense: {**_DENSE, "identity": flag},
+        PreNormDense: _DENSE,
         ResidualConv: {
             "in_channels": _SIZE,
             "out_features": _SIZE,
@@ -100,6 +107,7 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
     "depth": {
         TruncatedPoisson: _RATE,
         TruncatedConwayMaxwell: {**_RATE, "concentration": CONCENTRATION},
+        TruncatedNormal: _RATE,
         FixedDepth: {"depth": _SIZE},
         FiniteDepth: {"max_depth": _SIZE},
     },

@@ -4,4 +4,5 @@ from unbounded.layers.base import CustomLayers as CustomLayers
 from unbounded.layers.base import Layers as Layers
 from unbounded.layers.convolutional import ResidualConv as ResidualConv
 from unbounded.layers.dense import Dense as Dense
+from unbounded.layers.dense import PreNormDense as PreNormDense
 from unbounded.layers.dense import ResidualDense as ResidualDense

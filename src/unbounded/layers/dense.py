@@ -169,6 +169,42 @@ class ResidualDense(Dense):
         return {**super().config(), "identity": self.identity}
 
 
+class PreNormDense(Dense):
+    """Layers that a new depth does not hurt: f_1 as in `Dense`, then h_ℓ = h + φ(W_ℓ LN(h) + b_ℓ).
+
+    LN brings each hidden state to mean 0 and deviation 1, without parameters of its own. What the
+    layers before have found stays in the sum, so that deeper networks are as easy to train as
+    shallow ones, and a layer more changes little of what the heads behind it see.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        out_features: int,
+        *,
+        activation: str | Activation = "relu",
+        init: str | inits.Init = "he",
+        shares_head: bool = False,
+    ):
+        super().__init__(
+            in_features,
+            width,
+            out_features,
+            activation=activation,
+            init=init,
+            shares_head=shares_head,
+        )
+
+    def hidden(self, depth: int) -> nn.Module:
+        """`(batch, in_features or width)` → `(batch, width)`."""
+        if depth == 1:
+            return super().hidden(depth)
+        layer = PreNormDenseLayer(self.width, self.width, self._activation)
+        self._init(layer)
+        return layer
+
+
 class DenseLayer(nn.Linear):
     """A linear map and an activation in one module: half the calls of an `nn.Sequential`."""
 
@@ -179,6 +215,14 @@ class DenseLayer(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """φ(W h + b): `(batch, in_features)` → `(batch, width)`."""
         return self.activation(F.linear(input, self.weight, self.bias))
+
+
+class PreNormDenseLayer(DenseLayer):
+    """h + φ(W LN(h) + b): `(batch, width)` → `(batch, width)`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The sum of the layer's input and of what it adds."""
+        return input + super().forward(F.layer_norm(input, input.shape[-1:]))
 
 
 class ResidualDenseLayer(nn.Module):
