@@ -16,6 +16,10 @@ Row = dict[str, Any]
 TERMS = ("expected_log_lik", "depth_kl", "weight_kl")
 
 
+VALIDATION = "val"
+"""The name of the set that chooses the best epoch."""
+
+
 class Birth(NamedTuple):
     """Hidden layers that were born before a step."""
 
@@ -54,7 +58,7 @@ class TrainingTask:
     @property
     def validates(self) -> bool:
         """Whether a best epoch is to be kept."""
-        return "val" in self.sets
+        return VALIDATION in self.sets
 
 
 class Engine(ABC):

@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unbounded import growth
+from unbounded.engines import held_out
 from unbounded.engines.averages import MovingAverage
-from unbounded.engines.base import TERMS, Birth, Engine, Row, TrainingTask
+from unbounded.engines.base import TERMS, VALIDATION, Birth, Engine, Row, TrainingTask
 from unbounded.engines.states import check_member, load_member, save_member
 from unbounded.files import FileError, under
 from unbounded.model import UDN
 from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import Batch, Batches, batches, check_shapes, training_batches
+from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.optimizers import make_optimizer
 from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
@@ -54,6 +56,12 @@ class Member:
     iterator: Iterator[Batch] = field(default_factory=lambda: iter(()))
     extra: Any = None  # what an engine keeps of this model
 
+    @property
+    def judge(self) -> DepthRule | None:
+        """The depth rule, if it is one that looks at held-out rows."""
+        rule = self.options.depth_rule
+        return rule if rule is not None and rule.needs_held_out else None
+
 
 class Eager(Engine):
     """One operation after another, as written, with λ read by the host before each step.
@@ -76,6 +84,8 @@ class Eager(Engine):
             if not member.alive:
                 continue
             member.terms.clear()
+            if member.judge is not None:
+                member.judge.settle(member.model, held_out.weights(member.scores))
             member.iterator = iter(member.data)
             if not member.model.training:
                 member.model.train()
@@ -268,6 +278,7 @@ class Eager(Engine):
             name: batches(each[number], model, what=_words(name), batch_size=_SCORING_ROWS)
             for name, each in task.sets.items()
         }
+        held_out.check_rule(options.depth_rule, sets)
         check_shapes(model, [data, *sets.values()])
         optimizer = self._build_optimizer(number)
         found = [
@@ -363,8 +374,14 @@ class Eager(Engine):
             row["max_depth"] = model.depth.max_depth()
             row["num_layers"] = model.network.num_layers
             row["lr"] = float(member.optimizer.param_groups[0]["lr"])
+            rule = member.judge
+            if rule is not None:
+                row |= rule.columns()
             if member.scores.sets:
-                row |= member.scores(model, member.options.autocast)
+                keep = None if rule is None else VALIDATION
+                row |= member.scores(model, member.options.autocast, keep)
+            if rule is not None:
+                held_out.look(rule, model, member.scores)
         return {"step": member.steps, **row}
 
 

@@ -66,6 +66,13 @@ class Likelihood(nn.Module, ABC):
             )
         return found
 
+    def guess(self, y: Tensor) -> Tensor | None:
+        """log p₀(y_i) of the best prediction that ignores x, fitted to these targets: `(batch,)`.
+
+        None, the default: nobody knows. A `HeldOutAscent` then takes plain log-likelihoods.
+        """
+        return None
+
     def check_targets(self, y: Tensor) -> Tensor:
         """The targets in the form that `log_prob` takes, or a ValueError that says why not."""
         if y.is_floating_point() and not bool(torch.isfinite(y).all()):

@@ -90,6 +90,11 @@ class ClassLikelihood(Likelihood):
                 "at least two are needed"
             )
 
+    def guess(self, y: Tensor) -> Tensor:
+        """The classes' frequencies, with one row more of each: `(batch,)`."""
+        counts = y.long().bincount(minlength=2).double() + 1
+        return (counts / counts.sum()).log()[y.long()]
+
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> ClassPrediction:
         """The mixture of class probabilities."""
         return ClassPrediction(self, outputs, depth_log_probs)

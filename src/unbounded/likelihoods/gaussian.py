@@ -176,6 +176,13 @@ class Gaussian(Likelihood):
         z = (y - means) / scales
         return (-0.5 * z.square() - scales.log() - _LOG_SQRT_2PI).sum(-1)
 
+    def guess(self, y: Tensor) -> Tensor:
+        """A normal distribution with the targets' mean and variance: `(batch,)`."""
+        y = y.double()
+        scale = y.std(0, correction=0).clamp(min=1e-12)
+        z = (y - y.mean(0)) / scale
+        return (-0.5 * z.square() - scale.log() - _LOG_SQRT_2PI).sum(-1)
+
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> GaussianPrediction:
         """The mixture of Gaussians."""
         return GaussianPrediction(self, outputs, depth_log_probs)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ class DepthRule(ABC):
     By tensor operations alone, so that a CUDA graph can hold them.
     """
 
+    needs_held_out: ClassVar[bool] = False
+    """Whether it looks at the validation set: see `look` and `settle`."""
+
     @abstractmethod
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Make room for depths 1 … depth; whether tensors have moved."""
@@ -35,6 +38,25 @@ class DepthRule(ABC):
         self.update(gradient)
         for parameter in gradient.model.depth.parameters():
             parameter.grad = None
+
+    def look(  # noqa: B027
+        self, model: "UDN", log_lik: Tensor, guess: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """Look at the held-out rows after an epoch, and move nothing: its scores are not yet kept.
+
+        Args:
+            model: in training.
+            log_lik: log p(y_i; Ω_ℓ(x_i)), `(depth, rows)`.
+            guess: log p₀(y_i) of a guess that ignores x, `(rows,)`, where the likelihood has one.
+            weights: how often each row counts, `(rows,)`.
+        """
+
+    def settle(self, model: "UDN", weights: Tensor | None) -> None:  # noqa: B027
+        """Move λ before an epoch, by what `look` has seen."""
+
+    def columns(self) -> dict[str, float]:
+        """What the history keeps of the rule."""
+        return {}
 
     def rest(self) -> None:
         """Leave λ where it is from now on, by a tensor that a CUDA graph reads."""

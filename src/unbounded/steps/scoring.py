@@ -26,6 +26,8 @@ class SetScores:
     def __init__(self, sets: Sets):
         self.sets = dict(sets)
         arrays = {name: data for name, data in sets.items() if isinstance(data, ArrayBatches)}
+        self.by_depth = torch.zeros(0)
+        """log p(y_i; Ω_ℓ(x_i)) of the set that was kept last, `(depth, rows)`."""
         self._joint: Batch | None = None
         self._sizes = {name: data.num_data for name, data in arrays.items()}
         alike = {(d.x.shape[1:], d.y.shape[1:], d.x.dtype, d.y.dtype) for d in arrays.values()}
@@ -38,9 +40,18 @@ class SetScores:
                 None,
             )
 
-    def __call__(self, model: "UDN", autocast: torch.dtype | None = None) -> dict[str, float]:
-        """The scores of all sets."""
+    def __call__(
+        self, model: "UDN", autocast: torch.dtype | None = None, keep: str | None = None
+    ) -> dict[str, float]:
+        """The scores of all sets.
+
+        Args:
+            model: to be scored.
+            autocast: the dtype of the layers.
+            keep: the name of a set whose log-likelihoods by depth are kept, in `by_depth`.
+        """
         likelihood = model.likelihood
+        kept: list[Tensor] = []
         sums: dict[str, Tensor] = {}
         with evaluating(model), torch.inference_mode():
             log_q = model.depth_log_probs()
@@ -51,6 +62,10 @@ class SetScores:
                     with torch.autocast(x.device.type, autocast):
                         outputs = model(x)
                     outputs = outputs.float()
+                if keep in sizes:
+                    by_depth = likelihood.log_lik(outputs, y)
+                    place = list(sizes).index(keep)
+                    kept.append(by_depth.split(list(sizes.values()), 1)[place])
                 score, log_prob = row_scores(likelihood, outputs, log_q, y)
                 count = torch.ones_like(log_prob) if weights is None else weights
                 rows = torch.stack([score, log_prob, count])
@@ -60,6 +75,8 @@ class SetScores:
                     total = part.sum(1, dtype=torch.float64)  # double, so that counts are exact
                     sums[name] = sums[name] + total if name in sums else total
             values = torch.stack([sums[name] for name in self.sets]).tolist() if sums else []
+            if kept:
+                self.by_depth = torch.cat(kept, 1)
         result: dict[str, float] = {}
         for name, (score_sum, log_score, count_sum) in zip(self.sets, values, strict=True):
             if likelihood.score_name != "log_score":

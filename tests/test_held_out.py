@@ -1,0 +1,199 @@
+"""The rule that goes by held-out rows: it finds the depth that pays, from any start."""
+
+import copy
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import unbounded as ub
+from helpers import classes, numbers, same, state
+from unbounded.training import HeldOutAscent
+
+ROWS = 400
+
+
+def tiny(place=4.0, spread=2.0, seed=0):
+    layers = ub.PreNormDense(3, 4, 2)
+    return ub.UDN(layers, ub.Categorical(2), ub.TruncatedNormal(place, spread), seed=seed)
+
+
+def made_up(needed, *, noise=0.05, training_only=False, epochs=400, start=4.0, seed=0, rule=None):
+    """q after a run in which depths score better up to `needed`, and no better behind it.
+
+    Each depth learns over the first hundred epochs; rows differ by noise that is new every epoch,
+    and by luck of their own that deeper networks turn one way or the other.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    model, rule = tiny(start, max(1.0, start / 2)), HeldOutAscent() if rule is None else rule
+    luck = torch.randn(200, ROWS, generator=draw).double() * 0.1
+    guess = torch.full((ROWS,), 0.5).double().log()
+    for epoch in range(epochs):
+        depth = model.depth.max_depth()
+        rule.reserve(model, depth)
+        depths = torch.arange(1, depth + 1).double()
+        learnt = min(1.0, epoch / 100)
+        quality = -0.6 + learnt * 0.55 * (depths.clamp(max=needed) / needed)
+        rule._sums[:depth] += 20 * quality  # twenty steps of the epoch
+        rule._state[0] += 20
+        if training_only:
+            quality = torch.full_like(depths, -0.69 - 0.4 * learnt)
+        log_lik = quality[:, None] + luck[:depth].cumsum(0) / 10
+        log_lik = log_lik + noise * torch.randn(depth, ROWS, generator=draw).double()
+        rule.look(model, log_lik.clamp(max=-1e-4), guess, None)
+        rule.settle(model, None)
+    return model.depth, rule
+
+
+@pytest.mark.parametrize("needed", [1, 3, 7])
+def test_the_depth_that_pays_is_found_from_any_start(needed):
+    found = {start: made_up(needed, start=start)[0] for start in (1.0, 4.0, 16.0)}
+    for start, family in found.items():
+        assert needed <= family.mode() <= needed + 1, (start, family)
+        assert abs(family.mean() - needed) < 0.8, (start, family)
+        assert family.spread < 1, (start, family)
+
+
+def test_it_rests_and_says_so():
+    _, rule = made_up(3, epochs=600)
+    assert rule.columns() == {"depth_settled": 1}
+    _, rule = made_up(3, epochs=20)
+    assert rule.columns() == {"depth_settled": 0}
+    model = tiny()
+    rule.rest()
+    before = state(model)
+    rule.reserve(model, 4)
+    rule._state[0] = 5
+    rule.settle(model, None)
+    assert same(before, state(model))
+
+
+def test_q_is_wide_while_the_network_learns():
+    _, calm = made_up(3)
+    wide, rule = made_up(3, epochs=60)
+    assert rule._state[1] > calm._state[1]
+    assert wide.spread > 0.7
+
+
+def test_training_rows_stand_in_while_nothing_generalises():
+    """Held-out rows that say nothing must not stop a network from growing."""
+    grown, rule = made_up(8, training_only=True, start=1.0)
+    assert rule._state[2] == 0
+    assert grown.mode() >= 6
+    assert rule.columns() == {"depth_settled": 0}
+
+
+def test_noise_alone_earns_no_layer():
+    family, _ = made_up(2, noise=0.5, start=8.0)
+    assert family.mode() <= 4
+
+
+def test_gains_and_errors_of_weighted_rows_count_as_often_as_they_say():
+    draw = torch.Generator().manual_seed(3)
+    log_lik = -torch.rand(5, 40, generator=draw).double()
+    counts = torch.randint(1, 4, (40,), generator=draw)
+    one, many = HeldOutAscent(), HeldOutAscent()
+    model = tiny(3.0, 1.0)
+    for rule, values, weights in (
+        (one, log_lik, counts.double()),
+        (many, log_lik.repeat_interleave(counts, 1), None),
+    ):
+        rule.reserve(model, 5)
+        rule._state[0] += 10
+        guess = torch.full((values.shape[1],), -0.7).double()
+        rule.look(model, values, guess, weights)
+    torch.testing.assert_close(one._state[1], many._state[1])
+    worths = [
+        rule._worth(model, 5, torch.ones(()), weights)
+        for rule, weights in ((one, counts.double()), (many, None))
+    ]
+    # The means agree; a row that counts twice is less than two rows, so its error is larger.
+    assert bool((worths[0] <= worths[1] + 1e-9).all())
+
+
+def spiral_run(place=3.0, **options):
+    model = tiny(place)
+    x, y = classes(96)
+    options = {"validation": classes(64, seed=1), "batch_size": 32, **options}
+    rule = HeldOutAscent()
+    return model, ub.fit(model, x, y, depth_rule=rule, progress=False, lr=0.02, **options), rule
+
+
+def test_fit_moves_place_and_spread_and_keeps_a_column():
+    model, result, _ = spiral_run(epochs=30)
+    assert {"depth_settled", "depth_mean"} <= set(result.history.rows[0])
+    first, last = result.history.rows[0], result.history.rows[-1]
+    assert last["depth_mean"] != first["depth_mean"]
+    assert model.depth.spread != pytest.approx(2.0)
+    for parameter in model.depth.parameters():  # the optimiser has not touched them
+        assert parameter not in result.optimizer.state or not result.optimizer.state[parameter]
+
+
+def test_resumed_bit_for_bit(tmp_path):
+    whole, expected, _ = spiral_run(epochs=12)
+    path = tmp_path / "run.checkpoint"
+    spiral_run(epochs=5, checkpoint=path)
+    again, result, rule = spiral_run(epochs=12, checkpoint=path, resume=True)
+    assert same(state(whole), state(again))
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.rows]
+    assert rows == [{k: v for k, v in r.items() if k != "seconds"} for r in expected.history.rows]
+    assert rule._state[7] > 0
+
+
+def test_a_population_under_eager_equals_lone_models():
+    x, y = classes(96)
+    options = {"validation": classes(64, seed=1), "batch_size": 32, "epochs": 6, "progress": False}
+    models = [tiny(3.0, seed=seed) for seed in (1, 2)]
+    lone = [copy.deepcopy(model) for model in models]
+    engine = ub.engines.Eager()
+    ub.fit(models, x, y, depth_rule=HeldOutAscent(), engine=engine, **options)
+    for one, member in zip(lone, models, strict=True):
+        ub.fit(one, x, y, depth_rule=HeldOutAscent(), **options)
+        assert same(state(one), state(member))
+
+
+def test_regression_and_a_likelihood_without_a_guess():
+    class Laplace(ub.Likelihood):
+        def log_prob(self, outputs, y):
+            return -(outputs[..., 0] - y).abs() - 0.7
+
+    x, y = numbers(96)
+    for likelihood in (ub.Gaussian(), Laplace()):
+        layers = ub.PreNormDense(3, 6, 1)
+        model = ub.UDN(layers, likelihood, ub.TruncatedNormal(3.0, 1.0), seed=1)
+        result = ub.fit(
+            model,
+            x,
+            y,
+            validation=numbers(48, seed=2),
+            epochs=8,
+            batch_size=32,
+            depth_rule=HeldOutAscent(),
+            progress=False,
+        )
+        assert result.history.rows[-1]["depth_mean"] != result.history.rows[0]["depth_mean"]
+
+
+def test_guesses():
+    y = torch.tensor([0, 0, 0, 1])
+    found = ub.Categorical(3).guess(y)
+    torch.testing.assert_close(found.exp(), torch.tensor([4, 4, 4, 2]).double() / 6)
+    y = torch.tensor([[1.0], [3.0]])
+    normal = torch.distributions.Normal(2.0, 1.0)
+    torch.testing.assert_close(ub.Gaussian().guess(y).float(), normal.log_prob(y[:, 0]))
+
+
+def test_refusals():
+    model = ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2))
+    x, y = classes(32)
+    common = {"epochs": 1, "batch_size": 8, "progress": False, "depth_rule": HeldOutAscent()}
+    with pytest.raises(ValueError, match="TruncatedPoisson has none"):
+        ub.fit(model, x, y, validation=(x, y), **common)
+    with pytest.raises(ValueError, match="needs a validation set"):
+        ub.fit(tiny(), x, y, **common)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+    with pytest.raises(ValueError, match="as arrays"):
+        ub.fit(tiny(), x, y, validation=loader, **common)
+    for name, value in (("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0)):
+        with pytest.raises(ValueError, match=name):
+            HeldOutAscent(**{name: value})
