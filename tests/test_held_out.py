@@ -55,7 +55,7 @@ def test_the_depth_that_pays_is_found_from_any_start(needed):
 
 
 def test_it_rests_and_says_so():
-    _, rule = made_up(3, epochs=600)
+    _, rule = made_up(3, epochs=700)
     assert rule.columns() == {"depth_settled": 1}
     _, rule = made_up(3, epochs=20)
     assert rule.columns() == {"depth_settled": 0}
