@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from benchmarks.attack.damaged import DamagedFiles
 from benchmarks.attack.mutations import joined, split
@@ -76,6 +78,18 @@ def _count(event: str, arguments) -> None:
 sys.addaudithook(_count)  # stays for good, and counts only what is asked for
 
 
+@pytest.fixture
+def _no_other_way(monkeypatch):
+    """Opens by safetensors itself, which no audit hook sees, are errors."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a model file is read by its bytes")
+
+    monkeypatch.setattr(safetensors, "safe_open", refuse)
+    monkeypatch.setattr(safetensors.torch, "load_file", refuse)
+
+
+@pytest.mark.usefixtures("_no_other_way")
 @pytest.mark.parametrize("command", ["predict", "evaluate", "inspect", "report"])
 def test_a_command_opens_the_model_once(folder, tmp_path, capsys, command):
     model, rows = str(folder / "table.udn"), str(folder / "rows.csv")
@@ -90,6 +104,7 @@ def test_a_command_opens_the_model_once(folder, tmp_path, capsys, command):
     assert _COUNTED.pop(model) == 1
 
 
+@pytest.mark.usefixtures("_no_other_way")
 def test_loading_opens_a_file_once(folder):
     for path, load in (
         (folder / "plain.udn", ub.load),

@@ -1,8 +1,11 @@
 """Tables are never silently wrong: labels, offsets, short rows, dates, bounds, many columns."""
 
+import contextlib
 import csv
 import gzip
 import io
+import os
+import threading
 import warnings
 from decimal import Decimal
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from unbounded.estimators import UDNRegressor
 from unbounded.estimators.rows import Scaling, check_weights
+from unbounded.files import FileError
 from unbounded.scaling import moments, standardized
 from unbounded.tables import Table, TableError, TableModel, lines, prepare, scores
 from unbounded.tables import encoders as enc
@@ -20,7 +24,7 @@ from unbounded.tables import values as read
 from unbounded.tables.columns import profile
 from unbounded.tables.reading import MISSING
 from unbounded.tables.target import infer_target
-from unbounded.tables.text import is_number
+from unbounded.tables.text import blanks_before_quotes, is_number
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
@@ -117,7 +121,7 @@ def test_whole_numbers_and_decimals_keep_all_digits():
     unsigned = pa.table({"y": pa.array([2**64 - 1, 2**64 - 2] * 5, pa.uint64())})
     for values in (unsigned["y"], pa.array([Decimal("1.10"), Decimal("1.20")] * 5)):
         frame = pd.DataFrame({"y": pd.Series(values, dtype=pd.ArrowDtype(values.type))})
-        wanted = sorted({str(v).rstrip("0") for v in values.to_pylist()})
+        wanted = sorted({str(v) for v in values.to_pylist()})
         assert sorted(classes_of(frame)) == wanted
 
 
@@ -349,3 +353,122 @@ def test_importance_of_many_columns_is_bounded(monkeypatch):
     found = model.info["held_out"]["importance"]
     assert len(found) == 3
     assert found[0]["column"] == "x5"
+
+
+# What a stranger found
+
+
+def written_as(tmp_path, y):
+    table = pa.table({"a": np.arange(len(y)) % 7 * 1.0, "y": y})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    return tmp_path / "t.parquet"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "names"),
+    [
+        (
+            [10**18, 10**18 + 1],
+            ("timestamp", "ns"),
+            ["2001-09-09T01:46:40", "2001-09-09T01:46:40.000000001"],
+        ),
+        ([1, 2], ("date32",), ["1970-01-02", "1970-01-03"]),
+        ([1, 2], ("duration", "ns"), ["0.001", "0.002"]),
+        ([1, 2], ("time64", "ns"), ["0.001", "0.002"]),
+    ],
+)
+def test_times_and_days_are_classes_by_all_their_digits(values, kind, names, tmp_path):
+    made = getattr(pa, kind[0])(*kind[1:])
+    path = written_as(tmp_path, pa.array(values * 30, made))
+    data = prepare(Table(path), "y", task="classification")
+    assert sorted(data.target.classes) == names
+
+
+def test_decimals_are_classes_as_their_type_writes_them(tmp_path):
+    values = [Decimal("1.10"), Decimal("2.25")] * 30
+    path = written_as(tmp_path, pa.array(values, pa.decimal128(9, 2)))
+    assert prepare(Table(path), "y", task="classification").target.classes == ["1.10", "2.25"]
+
+
+def test_a_file_whose_name_is_no_text_makes_a_model_that_loads(tmp_path):
+    path = os.path.join(os.fsencode(tmp_path), b"t\xff.csv")
+    rows = "".join(f"{i % 7},{i % 5},{i * 0.1}\n" for i in range(60))
+    with open(path, "w") as file:
+        file.write("a,b,y\n" + rows)
+    short = {"epochs": 2, "width": 4, "references": False, "device": "cpu"}
+    model = TableModel.fit(os.fsdecode(path), "y", **short)
+    model.save(tmp_path / "m.udn")
+    assert TableModel.load(tmp_path / "m.udn").info["table"] == "t\\udcff.csv"
+    with pytest.raises(TableError, match="no text in UTF-8"):
+        Table(os.fsdecode(path), missing=["\udcff"])
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    rows = "".join(f"{i % 7},{i % 5},{i * 0.1}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + rows)
+    short = {"epochs": 2, "width": 4, "references": False, "device": "cpu"}
+    model = TableModel.fit(tmp_path / "t.csv", "y", **short)
+    model.info["rows"] = "many"
+    with pytest.raises(FileError, match=r"table\.info\.rows should be a whole number"):
+        model.save(tmp_path / "m.udn")
+    assert not (tmp_path / "m.udn").exists()
+
+
+def test_texts_of_a_megabyte_are_no_names(tmp_path):
+    long = "L" * 70_000
+    rows = "".join(f"{long}{i % 2},{i % 7},{i * 0.1}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("k,a,y\n" + rows)
+    data = prepare(Table(tmp_path / "t.csv"), "y")
+    assert {column.name: column.kind for column in data.encoding.columns}["k"] == "dropped"
+    (tmp_path / "n.csv").write_text(f"{long},y\n1,2\n")
+    with pytest.raises(TableError, match="whose name is longer than 65,536"):
+        Table(tmp_path / "n.csv")
+
+
+def test_the_largest_numbers_are_scaled_in_tables_too(tmp_path):
+    rows = "".join(f"{(-1) ** i * 1.7e308},{i % 7},{i * 0.1}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text("k,a,y\n" + rows)
+    x = prepare(Table(tmp_path / "t.csv"), "y").train.x
+    assert np.isfinite(x).all()
+    assert len(np.unique(x[:, 0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('key,t\n  k1,"say, ""x"""\n', False),
+        ('key,t\n  k1,"a\n  ""b"" c"\n', False),
+        ('key,t\n  k1, "b"\n', True),
+        (' "key",t\n1,2\n', True),
+        ('key,t\n5" disk, 3" disk\n', False),
+        ('key,t\n"a" ,b\n', False),
+        ("key,t\n  1,  2\n", False),
+    ],
+)
+def test_blanks_before_quotes_are_told_from_quotes_in_a_field(text, expected):
+    assert blanks_before_quotes(io.StringIO(text), ",") is expected
+
+
+def test_markup_and_json_are_told_from_names(tmp_path):
+    path = tmp_path / "t.csv"
+    for header in ("<table>,a,y", '{"a"},b,y', "<b>,a,y"):
+        path.write_text(header + "\n1,2,3\n")
+        assert Table(path).names == next(csv.reader([header]))
+    for text in ("<table>\n<tr><td>1</td></tr>", '{"a": 1, "b": 2}\n', "<!doctype html>, a"):
+        path.write_text(text)
+        with pytest.raises(TableError, match="is no table but"):
+            Table(path)
+
+
+def test_a_pipe_is_told_so(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    def write_into():
+        with contextlib.suppress(BrokenPipeError):
+            (tmp_path / "pipe").write_text("a,y\n1,2\n")
+
+    writer = threading.Thread(target=write_into)
+    writer.start()
+    with pytest.raises(TableError, match="is a pipe"):
+        Table(tmp_path / "pipe")
+    writer.join()

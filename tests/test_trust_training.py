@@ -423,7 +423,7 @@ def test_a_signal_keeps_the_best_epoch_and_writes_a_checkpoint(number, tmp_path,
     result = ub.fit(first, *classes(32), epochs=6, **options)
     assert (result.stopped, len(result.history)) == ("interrupted", 3)
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    assert f"{name}: finishing epoch 3 for the checkpoint; once more" in capsys.readouterr().err
+    assert f"{name}: finishing epoch 3 for the checkpoint; again" in capsys.readouterr().err
     again = made()
     result = ub.fit(again, *classes(32), epochs=6, resume=True, **options)
     assert result.stopped == "epochs"

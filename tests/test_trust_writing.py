@@ -370,36 +370,73 @@ def test_a_fifo_is_fed_and_stays(files, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"fifo.csv"}
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no such device here")
-def test_devices_are_written_to_and_stay(files, capsys):
+@pytest.fixture
+def devices(tmp_path):
+    """A null and a full device that nobody else uses: whoever replaces them breaks no machine."""
+    found = [tmp_path / "null", tmp_path / "full"]
+    try:
+        for path, number in zip(found, (3, 7), strict=True):
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, number))
+        found[0].write_text("x")
+    except OSError:
+        if os.geteuid() == 0:
+            pytest.skip("no devices can be made here, and root could harm the real ones")
+        return [Path("/dev/null"), Path("/dev/full")]
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices of Linux")
+def test_devices_are_written_to_and_stay(files, capsys, devices):
+    null, full = devices
     base = ("predict", files / "m.udn", files / "new.csv", "--out")
-    for name in ("/dev/null", "/dev/full"):
-        assert stat.S_ISCHR(os.stat(name).st_mode)
-    assert run(*base, "/dev/null", "--json") == 0
+    assert run(*base, null, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rows"] == len(KEYS)
-    said = refused(capsys, *base, "/dev/full")
-    assert said == "unbounded: error: cannot write /dev/full: no space left on device\n"
-    for name in ("/dev/null", "/dev/full"):
-        assert stat.S_ISCHR(os.stat(name).st_mode)
+    said = refused(capsys, *base, full)
+    assert said == f"unbounded: error: cannot write {full}: no space left on device\n"
+    fit = ("fit", files / "t.csv", "--target", "y", *QUICK, "--out", null, "--json")
+    assert run(*fit) == 0
+    assert json.loads(capsys.readouterr().out)["report"] is None  # no page beside a device
+    for path in devices:
+        assert stat.S_ISCHR(os.stat(path).st_mode)
 
 
-@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no such device here")
+@pytest.mark.skipif(not Path("/proc/self/fd/1").exists(), reason="there is no such name here")
 def test_standard_output_by_its_name(files, tmp_path, capfd):
-    base = ("predict", files / "m.udn", files / "new.csv", "--out", "/dev/stdout")
-    before = os.readlink("/dev/stdout")
+    link = tmp_path / "stdout"  # as /dev/stdout is one
+    link.symlink_to("/proc/self/fd/1")
+    base = ("predict", files / "m.udn", files / "new.csv", "--out", link)
     assert run(*base) == 0
     out, err = capfd.readouterr()
     assert out.startswith("prediction,p_")
     assert "rows predicted" not in out
     assert "rows predicted" in err
-    assert os.readlink("/dev/stdout") == before
+    assert os.readlink(link) == "/proc/self/fd/1"
     assert run(*base, "--json") == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert "with --json" in err
-    fit = ("fit", files / "t.csv", "--target", "y", *QUICK, "--out", "/dev/null", "--json")
-    assert run(*fit) == 0
-    assert json.loads(capfd.readouterr().out)["report"] is None  # no page beside a device
+
+
+def test_a_stream_without_a_buffer_that_writes_less_than_it_is_given(files, capfd, monkeypatch):
+    """As standard output is with PYTHONUNBUFFERED=1."""
+
+    class Short(io.RawIOBase):
+        def __init__(self):
+            self.found = b""
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            self.found += bytes(data[:7])
+            return min(len(data), 7)
+
+    short = Short()
+    words = io.TextIOWrapper(short, encoding="utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", words)
+    assert run("predict", files / "m.udn", files / "new.csv") == 0
+    assert short.found.count(b"\n") == len(KEYS) + 1
+    words.detach()
 
 
 def test_only_files_of_ours_are_replaced(files, tmp_path, capsys, monkeypatch):

@@ -19,7 +19,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import torch
 
 import unbounded
-from benchmarks.attack.rows import ROWS, Row
+from benchmarks.attack.rows import ROWS, Plan, Row
 from unbounded import atomic
 
 
@@ -31,7 +31,9 @@ def main() -> int:
     )
     names = ", ".join(ROWS)
     parser.add_argument("only", nargs="*", metavar="ATTACK", help=f"some of {names}")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of all cases (default: 0)")
+    words = "only these, as the words on a broken promise name them"
+    parser.add_argument("--case", type=int, nargs="+", default=[], metavar="N", help=words)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the cases to run")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at once")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
@@ -48,7 +50,8 @@ def main() -> int:
             continue
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(dir=options.keep) as folder:
-            found = attack(Path(folder), options.seed, options.scale, options.workers)
+            plan = Plan(options.scale, tuple(options.case))
+            found = attack(Path(folder), options.seed, plan, options.workers)
         spent = time.monotonic() - begun
         for row in found:
             rows.append(row)

@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import io
 import shutil
 import sys
 from collections.abc import Iterator
@@ -119,9 +120,15 @@ def _print_file(path: Path) -> None:
     binary = None if output.isatty() else getattr(output, "buffer", None)
     output.flush()
     if binary is not None:
-        with path.open("rb") as file:
-            shutil.copyfileobj(file, binary)
-            binary.flush()
+        # Unbuffered streams may write less than they are given, without a word.
+        writer = binary if isinstance(binary, io.BufferedIOBase) else io.BufferedWriter(binary)
+        try:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, writer)
+                writer.flush()
+        finally:
+            if writer is not binary:
+                writer.detach()
         return
     with path.open(encoding="utf-8", newline="") as text:
         while block := text.read(1 << 20):

@@ -11,7 +11,7 @@ import numpy as np
 
 from unbounded.schema import choice, flag, optional, real, record, text, whole
 from unbounded.tables import values as read
-from unbounded.tables.reading import NO_VALUE, Table, TableError
+from unbounded.tables.reading import LONGEST_TEXT, NO_VALUE, Table, TableError
 from unbounded.tables.text import is_number, shorten
 
 TRACKED = 20_000
@@ -178,6 +178,9 @@ class Profile:
         if self.levels is None:
             return
         counts = read.level_counts(series, kind)
+        if max(map(len, counts), default=0) > LONGEST_TEXT:
+            self.levels = None  # nobody names a category so
+            return
         if self.levels:
             for name, count in counts.items():
                 self.levels[name] += count

@@ -4,6 +4,7 @@ Every encoder is data: it becomes a plain dictionary (`to_dict`) and comes back 
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -123,7 +124,8 @@ class Scale:
         spread = (math.ldexp(high, -unit) - math.ldexp(low, -unit)) / 1.349
         if not spread > 0:
             spread = float(np.sqrt(np.mean((np.ldexp(x, -unit) - math.ldexp(centre, -unit)) ** 2)))
-        spread = math.ldexp(spread, unit)
+        with np.errstate(over="ignore"):
+            spread = min(float(np.ldexp(spread, unit)), sys.float_info.max)
         if not spread > 0:
             return cls(centre=centre, spread=max(abs(centre), 1.0))
         z = np.minimum(np.abs(standardized(x, centre, spread)), _HUGE)

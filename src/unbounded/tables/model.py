@@ -1,5 +1,6 @@
 """A model of a table: an estimator with the encoding of its columns, in one file."""
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -316,6 +317,8 @@ class TableModel:
             "target": self.target.to_dict(),
             "info": to_json(self.info),
         }
+        # As it will be read: what could not be read again is told before it is written.
+        _check_description(json.loads(json.dumps(data)), "table")
         self.estimator.save(path, extra={"table": data})
 
     @classmethod
@@ -339,8 +342,7 @@ class TableModel:
             described = f"{contents.label} describes its table in version {shorten(repr(version))}"
             raise FileError(f"{described}, this program reads version {VERSION}")
         with rebuilding(contents, "has a damaged description of its table"):
-            fields = {"encoding": Encoding.from_dict, "target": Target.from_dict}
-            found = record({"version": anything, **fields, "info": check_info})(data, "extra.table")
+            found = _check_description(data, "extra.table")
         estimator = load(contents, device=device)
         with rebuilding(contents, "has a damaged description of its table"):
             model = cls(estimator, found["encoding"], found["target"], found["info"])
@@ -397,6 +399,13 @@ class TableModel:
             "depths": self.estimator.depths_.tolist(),
             **collector.summary(),
         }
+
+
+def _check_description(data: Any, where: str) -> dict[str, Any]:
+    """What a file says of its table; a FileError that names the field if it cannot be read."""
+    fields = {"encoding": Encoding.from_dict, "target": Target.from_dict, "info": check_info}
+    found: dict[str, Any] = record({"version": anything, **fields})(data, where)
+    return found
 
 
 def _fit_estimator(data: PreparedTable, options: dict[str, Any]) -> "UDNEstimator":

@@ -15,6 +15,9 @@ from unbounded.tables import lines, sniff
 from unbounded.tables.text import TableError as TableError
 from unbounded.tables.text import blanks_before_quotes, closest
 
+LONGEST_TEXT = 1 << 16
+"""Letters of a column's name, a class or a category, at most: longer texts are free ones."""
+
 # What stands for "nothing is known" in a text file; a user may add to these.
 MISSING = (
     *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "NaT"),
@@ -71,6 +74,9 @@ class Table:
         pandas()
         if delimiter is not None and len(delimiter) != 1:
             raise TableError(f"a delimiter is a single character, got {delimiter!r}")
+        for text in missing:
+            if not text.isprintable() and text.encode("utf-8", "ignore").decode() != text:
+                raise TableError(f"missing: {text!r} is no text in UTF-8")
         self.missing = tuple(dict.fromkeys((*MISSING, *missing)))
         self.num_rows: int | None = None
         """How many rows there are, where the source says so."""
@@ -82,7 +88,11 @@ class Table:
         self._identity: tuple[int, ...] | None = None  # of the file that was opened first
         if isinstance(source, str | Path):
             self.path = Path(source)
-            self.label, self.name = str(self.path), self.path.name
+            # A name that is no text (bytes of another encoding) is shown escaped.
+            self.label, self.name = (
+                text.encode("utf-8", "backslashreplace").decode()
+                for text in (str(self.path), self.path.name)
+            )
             self.names = self._open_file(delimiter, encoding)
         else:
             self.label, self.name = "the frame", "a frame"
@@ -256,6 +266,8 @@ class Table:
             if self._identity not in (None, identity):
                 raise TableError(f"{self.path} has changed while it was read: try again")
             self._identity = identity
+            if not raw.seekable():
+                raise TableError(f"{self.path} is a pipe, which is read once: give a file instead")
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not packed:
@@ -267,6 +279,9 @@ class Table:
 def _check_names(label: str, names: Sequence[str]) -> None:
     if not names:
         raise TableError(f"{label} has no columns")
+    longest = max(names, key=len)
+    if len(longest) > LONGEST_TEXT:
+        raise TableError(f"{label} has a column whose name is longer than {LONGEST_TEXT:,} letters")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         shown = ", ".join(repr(name) for name in twice[:5])
@@ -322,11 +337,17 @@ def _from_arrow(batch: Any) -> Any:
         elif types.is_integer(kind) or types.is_floating(kind):
             series = column.cast(pyarrow.float64(), safe=False).to_pandas()
         elif types.is_duration(kind) or types.is_time(kind):
-            unit = pyarrow.duration("us") if types.is_duration(kind) else pyarrow.time64("us")
+            unit = pyarrow.duration("ns") if types.is_duration(kind) else pyarrow.time64("ns")
+            if types.is_duration(kind) and kind.unit != "ns":  # its range is the larger one
+                unit = pyarrow.duration("us")
             ticks = column.cast(unit, safe=False).cast(pyarrow.int64())
             series = ticks.cast(pyarrow.float64(), safe=False).to_pandas()
-        elif types.is_timestamp(kind) or types.is_date(kind):
-            series = column.cast(pyarrow.timestamp("us"), safe=False).to_pandas()
+            series = series / 1000 if unit.unit == "ns" else series  # microseconds
+        elif types.is_date(kind):
+            series = column.cast(pyarrow.date32()).cast(pyarrow.string()).to_pandas().astype(text)
+        elif types.is_timestamp(kind):
+            unit = "ns" if kind.unit == "ns" else "us"
+            series = column.cast(pyarrow.timestamp(unit), safe=False).to_pandas()
         elif kind in texts or types.is_null(kind):
             series = column.cast(pyarrow.string()).to_pandas().astype(text)
         else:  # nested or binary: there, or missing
@@ -367,12 +388,11 @@ def _check_size(name: str, column: Any) -> None:
 
 
 def _decimal_texts(column: Any) -> Any:
-    """Decimals with all their digits, and no zeros behind: 1.10 and 1.1 are one number."""
+    """Decimals with all the digits of their type: 1.10 in a column of two places."""
     coded = column.dictionary_encode()
     texts = [format(value, "f") for value in coded.dictionary.to_pylist()]
-    short = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
     codes = coded.indices.to_pandas().astype("Int64")
-    return codes.map(dict(enumerate(short)), na_action="ignore")
+    return codes.map(dict(enumerate(texts)), na_action="ignore")
 
 
 @contextmanager

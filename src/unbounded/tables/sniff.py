@@ -51,8 +51,9 @@ def check_text(path: Path, sample: bytes, encoding: str) -> None:
 
 def _is_markup(text: str) -> bool:
     """Whether text opens as HTML or XML does (a column may well be called "<50k" or "<x>")."""
+    first = text.splitlines()[0] if text else ""
     if _MARKUP.match(text):
-        return True
+        return first.startswith(("<!", "<?")) or not any(mark in first for mark in _DELIMITERS)
     tag = _TAG.match(text)
     return tag is not None and f"</{tag[1]}>" in text
 
@@ -63,7 +64,7 @@ def _is_json(text: str) -> bool:
         return False
     first = text[1:].lstrip()[:1]
     if text[0] == "{":
-        return first in ('"', "}")
+        return re.match(r'\{\s*("[^"]*"\s*:|\}|$)', text) is not None
     try:
         json.loads(text.splitlines()[0])
     except ValueError:

@@ -65,11 +65,31 @@ def blanks_before_quotes(file: IO[str], delimiter: str) -> bool:
     """Whether a CSV file has fields with blanks before their quotes, as in `a, "b"`."""
     if delimiter == " ":
         return True
-    quote, rest = re.compile(rf'(^|[\r\n{re.escape(delimiter)}]) +"'), ""
+    mark = re.escape(delimiter)
+    token = re.compile(rf'"|[\r\n{mark}]| +|[^"\r\n{mark} ]+')
+    # Where the last token was: at a field's start, behind blanks there, elsewhere in a field,
+    # within quotes, or at a quote within quotes, which closes them unless another one follows.
+    start, blanks, field, quoted, closing = range(5)
+    state = start
     while block := file.read(1 << 20):
-        if quote.search(rest + block):
-            return True
-        rest = block[len(block.rstrip(" ")) - 1 :] if block.strip(" ") else rest + block
+        if state in (start, field) and '"' not in block:
+            state = start if block[-1] in f"\r\n{delimiter}" else field
+            if state == field and block.rstrip(" ")[-1:] in ("\r", "\n", delimiter):
+                state = blanks
+            continue
+        for part in token.findall(block):
+            if state == quoted:
+                state = closing if part == '"' else quoted
+            elif state == closing and part == '"':
+                state = quoted
+            elif part in ("\r", "\n", delimiter):
+                state = start
+            elif part == '"':
+                if state == blanks:
+                    return True
+                state = quoted if state == start else field
+            else:
+                state = blanks if state in (start, blanks) and not part.strip(" ") else field
     return False
 
 

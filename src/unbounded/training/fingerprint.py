@@ -239,6 +239,7 @@ def _describe_data(item: Any) -> dict[str, Any]:
             "loader": type(item).__qualname__,
             "batches": _length(item),
             "batch_size": describe(item.batch_size),
+            "order": type(item.sampler).__qualname__,
             "set": type(item.dataset).__qualname__,
             "rows": _length(item.dataset),
             "tensors": [_array(t) for t in held] if isinstance(held, tuple | list) else None,
