@@ -131,7 +131,8 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{study.progress()}; go on with --resume") from None
     if table.read(study.folder):
-        show(table.write(study.folder))
+        with interrupts.shielded():  # a moment's work
+            show(table.write(study.folder))
     if failed:
         raise StudyError(
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from unbounded import interrupts
 from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.spiral import recipe, runs
 from unbounded.experiments.spiral.recipe import Settings, groups, settings_of
@@ -102,10 +103,11 @@ def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[s
         "runs": rows,
         "references": references,
     }
-    records.write_json(options.out / "results.json", results)
-    shutil.rmtree(parts)
-    show(table.write(options.out))
-    show(f"wrote results.json, table.md and figures into {options.out}")
+    with interrupts.shielded():  # a moment's work, and the parts are gone then
+        records.write_json(options.out / "results.json", results)
+        shutil.rmtree(parts)
+        show(table.write(options.out))
+        show(f"wrote results.json, table.md and figures into {options.out}")
     return results
 
 

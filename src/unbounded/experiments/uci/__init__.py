@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unbounded import interrupts
 from unbounded.data import uci
 from unbounded.experiments import StudyError, listed, one_thread, records, usable_device
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
@@ -94,7 +95,8 @@ def _run(options: argparse.Namespace) -> None:
         }
         records.write_json(path, document if there is None else added(there, document))
         show(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}")
-    show(table.write(out))
+    with interrupts.shielded():  # a moment's work
+        show(table.write(out))
     show(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
 
 
