@@ -1,16 +1,8 @@
-"""Checkpoints that somebody has changed: runs that write some, a mutator, and who tries them.
-
-`python tests/checkpoint_mutations.py 3000` tries so many and prints what became of them.
-"""
+"""Checkpoints that somebody has changed: runs that write some, a mutator, and who tries them."""
 
 import copy
 import json
 import random
-import sys
-import tempfile
-import time
-import warnings
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -254,34 +246,3 @@ def attempt(name, path, epochs=3):
     except NonFiniteError:
         return "diverged"
     return "resumed"
-
-
-def main(count, seed=0):
-    """Try so many, and print what became of them."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    rng, outcomes, raw, slowest = random.Random(seed), Counter(), Counter(), (0.0, "")
-    torch.manual_seed(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        for name in RUNS:
-            write(name, Path(folder) / name)
-        for number in range(count):
-            name = rng.choice(list(RUNS))
-            path = Path(folder) / "changed"
-            words = f"{number} {name}: {mutate(Path(folder) / name, path, rng)}"
-            begun = time.perf_counter()
-            try:
-                found = attempt(name, path)
-                outcomes[found] += 1
-                if found != "refused":
-                    print(found, words, flush=True)
-            except Exception as error:
-                outcomes["raw"] += 1
-                raw[f"{type(error).__name__}: {str(error)[:100]}"] += 1
-                print(words, type(error).__name__, str(error)[:300], flush=True)
-            slowest = max(slowest, (time.perf_counter() - begun, words))
-    print(dict(outcomes), f"slowest {slowest[0]:.1f} s: {slowest[1]}", dict(raw))
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

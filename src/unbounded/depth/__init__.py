@@ -6,6 +6,7 @@ from unbounded.depth.base import check_unbounded as check_unbounded
 from unbounded.depth.finite import FiniteDepth as FiniteDepth
 from unbounded.depth.fixed import FixedDepth as FixedDepth
 from unbounded.depth.normal import TruncatedNormal as TruncatedNormal
+from unbounded.depth.quantiles import QuantileFamily as QuantileFamily
 from unbounded.depth.rates import RateFamily as RateFamily
 from unbounded.depth.rates import TruncatedConwayMaxwell as TruncatedConwayMaxwell
 from unbounded.depth.rates import TruncatedPoisson as TruncatedPoisson

@@ -1,18 +1,18 @@
 """A family with a place and a spread of its own, cut where no jump is seen."""
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unbounded.depth.base import NO_MASS, DepthFamily, Numbers
+from unbounded.depth.base import NO_MASS, Numbers
+from unbounded.depth.quantiles import QuantileFamily, inverse_softplus, inverse_softplus_tensor
 
 _TINY = 1e-30  # mass below this is none: its log would say more than double precision knows
 
 
-class TruncatedNormal(DepthFamily):
+class TruncatedNormal(QuantileFamily):
     """A normal distribution in pieces of one depth each, with a continuous truncation.
 
     Let p(ℓ) = P(ℓ−½ < z < ℓ+½ | z > ½) for z ~ N(μ, s²), with the distribution function F. Then
@@ -45,19 +45,16 @@ class TruncatedNormal(DepthFamily):
         quantile: float = 0.99,
         limit: int | None = None,
     ):
-        super().__init__()
-        place, spread, quantile = float(place), float(spread), float(quantile)
+        super().__init__(quantile, limit)
+        place, spread = float(place), float(spread)
         if not abs(place) <= 1e6:
             raise ValueError(f"place must be a number from −10⁶ to 10⁶, got {place}")
         if not 1e-3 <= spread <= 1e6:
             raise ValueError(f"spread must be a number from 0.001 to 10⁶, got {spread}")
-        if not 0.5 <= quantile <= 1 - 1e-9:
-            raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.quantile, self.limit = quantile, limit
+        if self.quantile > 1 - 1e-9:
+            raise ValueError(f"quantile must be at most 1 − 10⁻⁹, got {quantile}")
         self.mu = nn.Parameter(torch.tensor(place))
-        self.raw_spread = nn.Parameter(torch.tensor(spread + math.log(-math.expm1(-spread))))
+        self.raw_spread = nn.Parameter(torch.tensor(inverse_softplus(spread)))
 
     @property
     def place(self) -> float:
@@ -74,12 +71,7 @@ class TruncatedNormal(DepthFamily):
         """Set μ and s in place, without a host read."""
         spread = torch.as_tensor(spread, dtype=torch.float64, device=self.mu.device)
         self.mu.copy_(torch.as_tensor(place))
-        self.raw_spread.copy_(spread + (-torch.expm1(-spread)).log())
-
-    @property
-    def bound(self) -> int | None:
-        """The limit, if one was set."""
-        return self.limit
+        self.raw_spread.copy_(inverse_softplus_tensor(spread))
 
     def scores(self, at: Numbers, size: int) -> Tensor:
         """log q(ℓ; μ, s), `NO_MASS` beyond m(q)."""
@@ -100,7 +92,7 @@ class TruncatedNormal(DepthFamily):
         """The first depth with F(ℓ) ≥ δ; size + 1 where it lies beyond."""
         log_tail = self._log_tails({k: v.detach() for k, v in at.items()}, size)[..., 1:]
         beyond = (log_tail > math.log1p(-self.quantile) + _TINY).sum(-1) + 1
-        return beyond if self.limit is None else beyond.clamp(max=self.limit)
+        return self._limited(beyond)
 
     def _log_tails(self, at: Numbers, size: int) -> Tensor:
         """log P(depth > ℓ) for ℓ = 0 … size, before the truncation: `(*lead, size + 1)`."""
@@ -108,10 +100,6 @@ class TruncatedNormal(DepthFamily):
         edges = torch.arange(size + 1, dtype=torch.float64, device=place.device) + 0.5
         tails = torch.special.log_ndtr((place - edges) / spread)
         return tails - tails[..., :1]
-
-    def config(self) -> dict[str, Any]:
-        """The arguments that rebuild this family; μ and s travel as parameters."""
-        return {"quantile": self.quantile, "limit": self.limit}
 
 
 def _spread(raw: Tensor) -> Tensor:

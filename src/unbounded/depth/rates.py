@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unbounded.depth.base import DepthFamily, Numbers
+from unbounded.depth.base import Numbers
+from unbounded.depth.quantiles import QuantileFamily, inverse_softplus, inverse_softplus_tensor
 
 LEAST_RATE, LARGEST_RATE = 1e-250, 1e8
 """λ is held between these, so that log λ and m(q) are finite numbers that can be computed."""
@@ -22,7 +23,7 @@ LEAST_CONCENTRATION, LARGEST_CONCENTRATION = 1e-3, 1e6
 _NEGLIGIBLE = 50.0
 
 
-class RateFamily(DepthFamily):
+class RateFamily(QuantileFamily):
     """A family whose members differ by λ > 0 alone, each cut at its δ-quantile.
 
     λ is positive by softplus: `raw_rate` is what the optimiser moves.
@@ -34,29 +35,18 @@ class RateFamily(DepthFamily):
     """
 
     def __init__(self, rate: float, quantile: float, limit: int | None):
-        super().__init__()
-        rate, quantile = float(rate), float(quantile)
+        super().__init__(quantile, limit)
+        rate = float(rate)
         if not (rate > 0 and math.isfinite(rate)):
             raise ValueError(f"rate must be a positive finite number, got {rate}")
         if not LEAST_RATE <= rate <= LARGEST_RATE:
             raise ValueError(f"rate must be from {LEAST_RATE:g} to {LARGEST_RATE:g}, got {rate}")
-        if not 0.5 <= quantile < 1:
-            raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.quantile = quantile
-        self.limit = limit
-        self.raw_rate = nn.Parameter(torch.tensor(_raw(rate)))
+        self.raw_rate = nn.Parameter(torch.tensor(inverse_softplus(rate)))
 
     @property
     def rate(self) -> float:
         """λ. For a gradient, take it of `log_probs`."""
         return _host_rate(self.raw_rate.detach())
-
-    @property
-    def bound(self) -> int | None:
-        """The limit, if one was set."""
-        return self.limit
 
     def mode(self) -> int:
         """⌈λ⌉: the smaller of two modes where λ is an integer (Theorem 1)."""
@@ -66,7 +56,7 @@ class RateFamily(DepthFamily):
         """λ of the members with the rates λ·factors, for `log_probs_at`; no host read."""
         rate = _rate(self.raw_rate.detach()) * factors.double()
         numbers = {name: t.expand(factors.shape) for name, t in self.numbers().items()}
-        return {**numbers, "raw_rate": rate + (-torch.expm1(-rate)).log()}
+        return {**numbers, "raw_rate": inverse_softplus_tensor(rate)}
 
     @torch.no_grad()
     def scale_rate(self, factor: Tensor) -> None:
@@ -81,17 +71,14 @@ class RateFamily(DepthFamily):
         low, high = LEAST_RATE, self.rate
         for _ in range(60):
             middle = (low + high) / 2
-            self.raw_rate.fill_(_raw(middle))
+            self.raw_rate.fill_(inverse_softplus(middle))
             low, high = (low, middle) if self.max_depth() > depth else (middle, high)
-        self.raw_rate.fill_(_raw(low))
+        self.raw_rate.fill_(inverse_softplus(low))
 
     def scores(self, at: Numbers, size: int) -> Tensor:
         """(ℓ−1) log λ − log (ℓ−1)!, in double precision: single fails from λ = 10⁴ on."""
         scores: Tensor = _Scores.apply(at["raw_rate"], *_counts(size, at["raw_rate"].device))
         return scores
-
-    def _limited(self, depth: Tensor) -> Tensor:
-        return depth if self.limit is None else depth.clamp(max=self.limit)
 
 
 class TruncatedPoisson(RateFamily):
@@ -119,10 +106,6 @@ class TruncatedPoisson(RateFamily):
         """1 + the δ-quantile of the Poisson; exact for any λ, whatever `size` is."""
         rate = _rate(at["raw_rate"].detach())
         return self._limited(1 + poisson_quantile(rate, self.quantile))
-
-    def config(self) -> dict[str, Any]:
-        """The arguments that rebuild this family; λ itself travels as a parameter."""
-        return {"quantile": self.quantile, "limit": self.limit}
 
 
 class TruncatedConwayMaxwell(RateFamily):
@@ -204,7 +187,7 @@ class TruncatedConwayMaxwell(RateFamily):
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this family; μ itself travels as a parameter."""
-        return {"concentration": self.concentration, "quantile": self.quantile, "limit": self.limit}
+        return {"concentration": self.concentration, **super().config()}
 
 
 class _Scores(torch.autograd.Function):
@@ -248,11 +231,6 @@ def poisson_quantile(rate: Tensor, quantile: float) -> Tensor:
     counts = low + torch.arange(2 * window + 1, dtype=torch.float64, device=rate.device)
     enough = torch.special.gammaincc(counts + 1, rate) >= quantile
     return low[..., 0].long() + enough.to(torch.uint8).argmax(-1)
-
-
-def _raw(rate: float) -> float:
-    """Inverse of softplus, written so that it is exact for large and for tiny rates."""
-    return rate + math.log(-math.expm1(-rate))
 
 
 def _rate(raw: Tensor) -> Tensor:

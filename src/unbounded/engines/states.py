@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.depth import RateFamily, TruncatedNormal
+from unbounded.depth import QuantileFamily
 from unbounded.engines.optimizer_states import (
     check_like,
     check_optimizer,
@@ -205,11 +205,11 @@ def check_family(
     for name, value in numbers.items():
         if value.is_floating_point():
             _check_finite(where + name, value)
-    if not isinstance(family, RateFamily | TruncatedNormal):
+    if not isinstance(family, QuantileFamily):
         return
     # A step moves λ a little; one out of all proportion would have layers born without end.
     most = 1000.0 + 10 * num_layers if family.limit is None else 1e8
-    for name in ("raw_rate", "mu", "raw_spread"):
+    for name, _ in family.named_parameters():
         number = float(numbers[name]) if name in numbers else 0.0
         if number > most:
             raise wrong(where + name, f"at most {most:g}, with {num_layers} layers", number)

@@ -41,7 +41,6 @@ _EPOCH = record(
 )
 _BIRTH = record({"epoch": whole(0), "depth": whole(1)}, others=optional(_NUMBER))
 _HISTORY = record({"rows": list_of(_EPOCH), "births": list_of(_BIRTH)})
-_PART_NAMES = list_of(choice(*files.PARTS), most=len(files.PARTS))
 _DESCRIBED = record(
     {
         "kind": choice("UDNClassifier", "UDNRegressor"),

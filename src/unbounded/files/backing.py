@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unbounded.depth import TruncatedNormal
+from unbounded.depth import QuantileFamily
 from unbounded.files.contents import under
 from unbounded.files.parts import CONCENTRATION
 from unbounded.likelihoods import Gaussian
@@ -90,18 +90,19 @@ def check_network(
             )
 
 
-def check_rate(described: dict[str, Any], num_layers: int, state: dict[str, Tensor]) -> None:
+def check_numbers(
+    family: Any, described: dict[str, Any], num_layers: int, state: dict[str, Tensor]
+) -> None:
     """λ of a built-in, unbounded family must be one that the layers of the file are made for."""
-    config = described["config"]
-    if "limit" not in config:
+    if not isinstance(family, QuantileFamily):
         return
+    config = described["config"]
     far = reach_allowed(num_layers) + _FAR if config["limit"] is None else _FAR_WITH_LIMIT
-    is_normal = described["kind"] == TruncatedNormal.__name__
-    for name in ("mu", "raw_spread") if is_normal else ("raw_rate",):
+    for name, _ in family.named_parameters():
         raw = state.get(f"depth.{name}")
         if raw is None or raw.shape != () or not raw.is_floating_point():
             raise FileError(f"its tensor depth.{name} is missing or not a single number")
-        if not abs(float(raw)) <= far:
+        if not float(raw) <= far:
             raise FileError(
                 f"its tensor depth.{name} is {float(raw):g}, far beyond its {num_layers} layers"
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unbounded import growth
-from unbounded.depth import RateFamily
+from unbounded.depth import QuantileFamily
 from unbounded.files import backing
 from unbounded.files.contents import FORMAT, Contents, read, rebuilding, write_tensors
 from unbounded.files.parts import DTYPES, PARTS, check_header, describe, known_class
@@ -129,7 +129,7 @@ def _build(
     if "layers" not in own:
         backing.check_network(parts["layers"], first, num_layers, dtype, state, known)
     if "depth" not in own:
-        backing.check_rate(header["depth"], num_layers, state)
+        backing.check_numbers(parts["depth"], header["depth"], num_layers, state)
     model = UDN(**parts, cumulative_heads=header["cumulative_heads"], seed=header["seed"])
     model.to(dtype)
     growth.resize(model, num_layers)
@@ -140,7 +140,7 @@ def _build(
         model.load_state_dict(state)
     else:
         _copy_into(model, state)
-    if isinstance(model.depth, RateFamily) and "depth" not in own:
+    if isinstance(model.depth, QuantileFamily) and "depth" not in own:
         model.depth.limit = header["depth"]["config"]["limit"]
         model.depth._memo = None  # of the limit that held while it was built
     reach = model.depth.max_depth()
@@ -167,7 +167,7 @@ def _copy_into(model: UDN, state: dict[str, Tensor]) -> None:
 def _rebuild(part: str, described: dict[str, Any], num_layers: int) -> Any:
     """A built-in part by its description."""
     cls, config = known_class(part, described), described["config"]
-    if issubclass(cls, RateFamily):
+    if issubclass(cls, QuantileFamily):
         # The first λ is not that of the file: no layers are born for it but those of the file.
         config = {**config, "limit": min(num_layers, config["limit"] or num_layers)}
     return getattr(cls, "from_config", cls)(**config)

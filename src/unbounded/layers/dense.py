@@ -1,7 +1,7 @@
 """Fully connected layers, plain and residual."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,12 @@ class Dense(Layers):
         out_features: size of a head's output: what the likelihood takes.
         activation: "relu", "tanh", "gelu", "silu" or a callable.
         init: "default" (torch's, the paper's), "he", or a callable that fills an `nn.Linear`
-            of a hidden layer. Heads keep torch's default.
+            of a hidden layer; None takes the class's own. Heads keep torch's default.
         shares_head: one head for all depths, as in Depth Uncertainty Networks.
     """
+
+    usual_init: ClassVar[str] = "default"
+    """The initialisation where none is given."""
 
     def __init__(
         self,
@@ -42,17 +45,17 @@ class Dense(Layers):
         out_features: int,
         *,
         activation: str | Activation = "relu",
-        init: str | inits.Init = "default",
+        init: str | inits.Init | None = None,
         shares_head: bool = False,
     ):
         self.in_features = _size("in_features", in_features)
         self.width = _size("width", width)
         self.out_features = _size("out_features", out_features)
         self.activation = activation
-        self.init = init
+        self.init = self.usual_init if init is None else init
         self.shares_head = shares_head
         self._activation = _resolve_activation(activation)
-        self._init = inits.resolve(init)
+        self._init = inits.resolve(self.init)
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
@@ -129,27 +132,15 @@ class ResidualDense(Dense):
     Args:
         identity: start B_ℓ at zero, so that a new block is the identity and its birth leaves
             everything behind it as it was.
+        rest: the other arguments of `Dense`; `init` is "he" by default.
     """
 
+    usual_init = "he"
+
     def __init__(
-        self,
-        in_features: int,
-        width: int,
-        out_features: int,
-        *,
-        activation: str | Activation = "relu",
-        init: str | inits.Init = "he",
-        shares_head: bool = False,
-        identity: bool = True,
+        self, in_features: int, width: int, out_features: int, *, identity: bool = True, **rest: Any
     ):
-        super().__init__(
-            in_features,
-            width,
-            out_features,
-            activation=activation,
-            init=init,
-            shares_head=shares_head,
-        )
+        super().__init__(in_features, width, out_features, **rest)
         self.identity = bool(identity)
 
     def hidden(self, depth: int) -> nn.Module:
@@ -177,24 +168,7 @@ class PreNormDense(Dense):
     shallow ones, and a layer more changes little of what the heads behind it see.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        width: int,
-        out_features: int,
-        *,
-        activation: str | Activation = "relu",
-        init: str | inits.Init = "he",
-        shares_head: bool = False,
-    ):
-        super().__init__(
-            in_features,
-            width,
-            out_features,
-            activation=activation,
-            init=init,
-            shares_head=shares_head,
-        )
+    usual_init = "he"
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""

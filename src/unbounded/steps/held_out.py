@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unbounded.depth import TruncatedNormal
+from unbounded.depth.quantiles import inverse_softplus_tensor
 from unbounded.schema import FileError
 from unbounded.steps.depth_rules import DepthRule
 
@@ -23,6 +24,10 @@ _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
 _STILL = 0.25  # layers by which E[ℓ] may move and still be at rest
 _EARLIEST = 500.0  # steps between two checks of rest, at least
+
+# Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
+# looks in all; E[ℓ] and steps at the last check of rest; whether q rests; steps in all.
+_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _CHECKED, _RESTS, _TOTAL = range(8)
 
 
 class HeldOutAscent(DepthRule):
@@ -93,9 +98,7 @@ class HeldOutAscent(DepthRule):
         self._rows = _numbers(0, 0)  # running means of r, (depth, rows)
         self._fast = _numbers(0)  # means of r with a quarter of the memory, (depth,)
         self._seen = _numbers(0)  # looks at each depth since it came into the support
-        # Steps since the last look; drift; whether held-out rows say something; looks in all;
-        # E[ℓ] and steps at the last check of rest; whether q rests; steps in all.
-        self._state = _numbers(8)
+        self._state = _numbers(8)  # single numbers, by the names above
 
     # Training
 
@@ -121,7 +124,7 @@ class HeldOutAscent(DepthRule):
         """Add up what each depth explains of the training rows."""
         first, last, _ = gradient.posterior
         self._sums[first - 1 : last] += gradient.log_lik.double()
-        self._state[0] += 1
+        self._state[_SINCE] += 1
 
     # Between epochs
 
@@ -144,9 +147,9 @@ class HeldOutAscent(DepthRule):
         scores = log_lik.double()
         if guess is not None:
             scores = torch.logaddexp(scores, guess.double()) - math.log(2)
-        steps = self._state[0].clamp(min=1)
-        self._state[7] += steps
-        memory = (self.memory * self._state[7]).clamp(min=_SHORTEST_MEMORY)
+        steps = self._state[_SINCE].clamp(min=1)
+        self._state[_TOTAL] += steps
+        memory = (self.memory * self._state[_TOTAL]).clamp(min=_SHORTEST_MEMORY)
         self._seen[depth:] = 0  # who leaves the support comes back as new
         seen = self._seen[:depth].add_(1)
 
@@ -162,10 +165,10 @@ class HeldOutAscent(DepthRule):
         total = self._total(weights)
         slow = _mean(self._rows[:depth], weights)
         gap = (q * (self._fast[:depth] - slow)).sum().abs() * total
-        self._state[3] += 1
-        rate = torch.maximum(4 * steps / memory, 2 / (self._state[3] + 1)).clamp(max=1)
-        self._state[1] += (gap - self._state[1]) * rate
-        self._state[2] = self._generalises(slow, q, guess, weights)
+        self._state[_LOOKS] += 1
+        rate = torch.maximum(4 * steps / memory, 2 / (self._state[_LOOKS] + 1)).clamp(max=1)
+        self._state[_DRIFT] += (gap - self._state[_DRIFT]) * rate
+        self._state[_GENERALISES] = self._generalises(slow, q, guess, weights)
         self._check_rest((q * torch.arange(1, depth + 1, device=q.device)).sum())
         self._sums.zero_()
 
@@ -183,21 +186,27 @@ class HeldOutAscent(DepthRule):
 
     def _check_rest(self, mean: Tensor) -> None:
         """Rest once E[ℓ] has stayed while the steps grew by half, and nothing drifts."""
-        is_time = self._state[7] > torch.maximum(1.5 * self._state[5], self._state[5] + _EARLIEST)
-        stays = (mean - self._state[4]).abs() < _STILL
-        calm = (self._state[1] < 1) & (self._state[2] > 0)
-        self._state[6] = torch.maximum(self._state[6], (is_time & stays & calm).double())
-        self._state[4] = torch.where(is_time, mean, self._state[4])
-        self._state[5] = torch.where(is_time, self._state[7], self._state[5])
+        is_time = self._state[_TOTAL] > torch.maximum(
+            1.5 * self._state[_CHECKED], self._state[_CHECKED] + _EARLIEST
+        )
+        stays = (mean - self._state[_MEAN]).abs() < _STILL
+        calm = (self._state[_DRIFT] < 1) & (self._state[_GENERALISES] > 0)
+        self._state[_RESTS] = torch.maximum(self._state[_RESTS], (is_time & stays & calm).double())
+        self._state[_MEAN] = torch.where(is_time, mean, self._state[_MEAN])
+        self._state[_CHECKED] = torch.where(is_time, self._state[_TOTAL], self._state[_CHECKED])
 
     @torch.no_grad()
     def settle(self, model: "UDN", weights: Tensor | None) -> None:
         """Move μ and s, by what the last look has seen; weights as there."""
         family = model.depth
         assert isinstance(family, TruncatedNormal)  # see `reserve`
-        steps, drift, generalises = self._state[0].clone(), self._state[1], self._state[2]
-        self._state[0] = 0
-        if not bool(steps > 0) or bool(self._state[6]):  # a host read an epoch
+        steps, drift, generalises = (
+            self._state[_SINCE].clone(),
+            self._state[_DRIFT],
+            self._state[_GENERALISES],
+        )
+        self._state[_SINCE] = 0
+        if not bool(steps > 0) or bool(self._state[_RESTS]):  # a host read an epoch
             return
         place, spread = family.mu.detach().double(), family.spread
         known = int((self._seen > 0).sum())
@@ -210,7 +219,7 @@ class HeldOutAscent(DepthRule):
             (place + places).clamp(min=0.5), spreads.clamp(min=self.narrowest), indexing="ij"
         )
         at_spread = at_spread.clamp(max=max(float(known), spread))
-        at = {"mu": at_place, "raw_spread": at_spread + (-torch.expm1(-at_spread)).log()}
+        at = {"mu": at_place, "raw_spread": inverse_softplus_tensor(at_spread)}
         size = int(family.end(at, 4 * known + 64).max())
         log_q = family.log_probs_at(at, size)
         q = log_q.exp()
@@ -248,11 +257,11 @@ class HeldOutAscent(DepthRule):
 
     def columns(self) -> dict[str, float]:
         """What the history keeps: whether q rests."""
-        return {"depth_settled": int(self._state[6])}
+        return {"depth_settled": int(self._state[_RESTS])}
 
     def rest(self) -> None:
         """Leave q where it is from now on."""
-        self._state[6] = 1
+        self._state[_RESTS] = 1
 
     def state(self) -> dict[str, Tensor]:
         """All running means."""
@@ -268,7 +277,9 @@ class HeldOutAscent(DepthRule):
         for name, value in state.items():
             if not bool(torch.isfinite(value).all()):
                 raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
-        if bool((state["seen"] < 0).any()) or bool((state["state"][[0, 1, 3, 5, 7]] < 0).any()):
+        if bool((state["seen"] < 0).any()) or bool(
+            (state["state"][[_SINCE, _DRIFT, _LOOKS, _CHECKED, _TOTAL]] < 0).any()
+        ):
             raise FileError("the counts of the rule should be at least 0")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
