@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 _LITTLE = 1e-3  # depths with less mass are hardly trained, so what they score says little
 _PLACES = (-20.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)  # in steps of the place
 _SPREADS = (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)  # in steps of the log spread
+_UNIT = 4.0  # the place up to which strides are as `speed` has them
 _FARTHEST = 4.0  # layers from the place to the farthest candidate
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
-_STILL = 0.25  # layers by which E[ℓ] may move and still be at rest
+_STILL = 0.05  # of E[ℓ], by which it and the width of q may change at rest
 _EARLIEST = 500.0  # steps between two checks of rest, at least
 
 # Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
-# looks in all; E[ℓ] and steps at the last check of rest; whether q rests; steps in all.
-_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _CHECKED, _RESTS, _TOTAL = range(8)
+# looks in all; E[ℓ] and steps at the last check of rest; whether q rests; steps in all; the
+# deviation of ℓ at that check.
+_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _CHECKED, _RESTS, _TOTAL, _WIDTH = range(9)
 
 
 class HeldOutAscent(DepthRule):
@@ -99,7 +101,7 @@ class HeldOutAscent(DepthRule):
         self._rows = _numbers(1, 0, 0)  # running means of r, (member, depth, rows)
         self._fast = _numbers(1, 0)  # means of r with a quarter of the memory, by depth
         self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
-        self._state = _numbers(1, 8)  # single numbers, by the names above
+        self._state = _numbers(1, 9)  # single numbers, by the names above
         self._steps = torch.tensor(_PLACES), torch.tensor(_SPREADS)
 
     # One model in training
@@ -169,7 +171,7 @@ class HeldOutAscent(DepthRule):
             setattr(self, name, _enlarged(getattr(self, name), (members, size), device))
         rows = max(rows, self._rows.shape[2])
         self._rows = _enlarged(self._rows, (members, size, rows), device)
-        self._state = _enlarged(self._state, (members, 8), device)
+        self._state = _enlarged(self._state, (members, 9), device)
         self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
 
     def add(self, log_lik: Tensor, steps: Tensor) -> None:
@@ -223,7 +225,10 @@ class HeldOutAscent(DepthRule):
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
         state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
-        self._check_rest((q * torch.arange(1, depth + 1, device=q.device)).sum(1))
+        expected = (q[..., None] * self._rows[:, :depth]).sum(1, keepdim=True)
+        error = _standard_error(expected, _mean(expected, weights), weights)[:, 0]
+        noise = error * _total(self._rows, weights)
+        self._check_rest(q, noise)
         self._sums.zero_()
 
     def _generalises(
@@ -237,15 +242,21 @@ class HeldOutAscent(DepthRule):
         mean = _mean(ahead, weights)
         return (mean > _SURE * _standard_error(ahead, mean, weights))[:, 0].double()
 
-    def _check_rest(self, mean: Tensor) -> None:
-        """Rest once E[ℓ] has stayed while the steps grew by half, and nothing drifts."""
+    def _check_rest(self, q: Tensor, noise: Tensor) -> None:
+        """Rest once q has stayed while the steps grew by half, and the score drifts no more."""
+        depths = torch.arange(1, q.shape[1] + 1, device=q.device)
+        mean = (q * depths).sum(1)
+        width = (q * (depths - mean[:, None]) ** 2).sum(1).sqrt()
         state, total, checked = self._state, self._state[:, _TOTAL], self._state[:, _CHECKED]
         is_time = total > torch.maximum(1.5 * checked, checked + _EARLIEST)
-        stays = (mean - state[:, _MEAN]).abs() < _STILL
-        calm = (state[:, _DRIFT] < 1) & (state[:, _GENERALISES] > 0)
+        stays = (mean - state[:, _MEAN]).abs() + (width - state[:, _WIDTH]).abs() < _STILL * (
+            1 + mean
+        )
+        calm = (state[:, _DRIFT] < noise) & (state[:, _GENERALISES] > 0)
         state[:, _RESTS] = torch.maximum(state[:, _RESTS], (is_time & stays & calm).double())
-        state[:, _MEAN] = torch.where(is_time, mean, state[:, _MEAN])
-        state[:, _CHECKED] = torch.where(is_time, total, checked)
+        begins = is_time | ~calm  # from here on q has to stay
+        for place, value in ((_MEAN, mean), (_WIDTH, width), (_CHECKED, total)):
+            state[:, place] = torch.where(begins, value, state[:, place])
 
     @torch.no_grad()
     def moved(
@@ -266,34 +277,56 @@ class HeldOutAscent(DepthRule):
         state[:, _SINCE] = 0
         log_q = family.log_probs_at(at, depth)
         worth = self._worth(log_q.exp(), of, weights)
-        stride = (steps * self.speed).clamp(max=_FARTHEST)
-        stretch = steps * self.speed / 5
-        places = (stride[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
+        # Far from depth 1 a layer more or less is little: strides grow with the place.
+        pace = steps * self.speed * (place / _UNIT).clamp(min=1)
+        stride, stretch = pace.clamp(max=_FARTHEST), steps * self.speed / 5
+        places = (pace[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
         spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp()
-        known = (self._seen[of] > 0).sum(1)
-        widest = torch.maximum(known / 2 + 1, spread)[:, None]
-        at_place = (
-            (place[:, None] + places).clamp(min=0.5)[:, :, None].expand(-1, -1, len(_SPREADS))
-        )
-        at_spread = (spreads * spread[:, None]).clamp(min=self.narrowest).minimum(widest)
-        at_spread = at_spread[:, None].expand_as(at_place)
-        near = family.numbers_of(at_place, at_spread)
+        widest = (place / 2).clamp(min=1)[:, None]
+        spreads = (spreads * spread[:, None]).minimum(widest).clamp(min=self.narrowest)
+        # The spread first, by all that may change; then the place, by what is known now.
+        temperature = 1 + self.caution * state[:, _DRIFT]
+        here = place[:, None].expand_as(spreads)
+        to_spread = self._best(family, here, spreads, worth, temperature)
+        change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
+        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
+        places = (place[:, None] + places).clamp(min=0.5)
+        like = new_spread[:, None].expand_as(places)
+        to_place = self._best(family, places, like, worth, torch.ones_like(place), of_place=True)
+        step = torch.clamp(to_place - place, -stride, stride)
+        moves = (steps > 0) & (state[:, _RESTS] == 0)
+        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
+
+    def _best(
+        self,
+        family: TruncatedNormal,
+        places: Tensor,
+        spreads: Tensor,
+        worth: Tensor,
+        temperature: Tensor,
+        of_place: bool = False,
+    ) -> Tensor:
+        """The spread (or place) of each member's best candidate, `(members,)`.
+
+        Args:
+            family: stands for all.
+            places: of the candidates, `(members, candidates)`; the middle one is the present.
+            spreads: likewise.
+            worth: U_ℓ, `(members, depth)`.
+            temperature: T, `(members,)`.
+            of_place: whether to return the place.
+        """
         # As far as a member at the last depth can reach that is as wide as any.
+        depth = worth.shape[1]
         size = math.ceil(2.2 * depth) + 12
-        log_q = family.log_probs_at(near, size)
+        log_q = family.log_probs_at(family.numbers_of(places, spreads), size)
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
-        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)[:, None, None]
-        temperature = (1 + self.caution * state[:, _DRIFT])[:, None, None]
-        bound = (q * value).sum(-1) - temperature * (q * log_q).sum(-1)
-        bound[:, len(_PLACES) // 2, len(_SPREADS) // 2] += 1e-6  # ties: stay
-        best = bound.flatten(1).argmax(1, keepdim=True)
-        to_place, to_spread = (t.flatten(1).gather(1, best)[:, 0] for t in (at_place, at_spread))
-        step = torch.clamp(to_place - place, -stride, stride)
-        change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
-        moves = (steps > 0) & (state[:, _RESTS] == 0)
-        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
-        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
+        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
+        bound = (q * value[:, None]).sum(-1) - temperature[:, None] * (q * log_q).sum(-1)
+        bound[:, bound.shape[1] // 2] += 1e-6  # ties: stay
+        best = bound.argmax(1, keepdim=True)
+        return (places if of_place else spreads).gather(1, best)[:, 0]
 
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""

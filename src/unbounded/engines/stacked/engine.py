@@ -363,7 +363,9 @@ class Stacked(Engine):
         """How many layers to allocate for the members that train, if each gets so far."""
         bounds = [math.inf if bound is None else bound for bound in self.work.bounds]
         needed = max((r for r, alive in zip(reach, self._alive, strict=True) if alive), default=0)
-        return int(min(needed + self._spare, max(max(bounds), needed)))
+        # A new graph takes seconds: the deeper, the more layers ahead.
+        spare = self._spare * max(1, needed // 8)
+        return int(min(needed + spare, max(max(bounds), needed)))
 
     def _room(self) -> growth.Room:
         work = self.work
