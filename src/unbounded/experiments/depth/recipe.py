@@ -64,7 +64,12 @@ class Settings:
 
 
 QUICK = Settings(
-    seeds=(0, 1), depths=(1, 2, 4, 8), starts=(1.0, 8.0), made_epochs=150, table_steps=400
+    seeds=(0, 1),
+    depths=(1, 2, 4, 8),
+    starts=(1.0, 4.0),
+    long=2,
+    made_epochs=120,
+    table_steps=300,
 )
 QUICK_PROBLEMS = ("spiral-2", "spiral-10", "tent-3", "sklearn-diabetes", "sklearn-wine")
 

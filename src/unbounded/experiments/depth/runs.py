@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unbounded.engines import Eager, Engine, Stacked
+from unbounded.engines import Stacked
 from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
 from unbounded.experiments.depth.recipe import KINDS, Run, Settings, build, fitting, runs_of
 from unbounded.model import UDN
@@ -94,7 +94,7 @@ def train_dense(
         models,
         [parts.train for parts in each],
         validation=[parts.validation for parts in each],
-        engine=_engine(population, place.device),
+        engine=Stacked(device=place.device),
         chunk=place.chunk,
         checkpoint=checkpoint,
         resume=place.resume,
@@ -171,12 +171,6 @@ def trace(history: Sequence[Row]) -> list[list[float]]:
     """[epoch, E[ℓ]] at some points of training, the last among them."""
     stride = max(1, math.ceil(len(history) / TRACE))
     return [[r["epoch"], round(r["depth_mean"], 2)] for r in history[::-1][::stride][::-1]]
-
-
-def _engine(population: Population, device: str) -> Engine:
-    if population.kind in ("udn", "long"):
-        return Eager()
-    return Stacked(device=device)
 
 
 def _number(value: float) -> float | None:
