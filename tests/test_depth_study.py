@@ -244,7 +244,12 @@ def row(model, value, *, seed=0, depth=None, start=None, val=None, **more):
     row |= {"seed": seed, "test_score": value, "val_score": value if val is None else val}
     row |= {"depth_mean": mean, "depth_mode": round(mean), "last_depth_mean": mean}
     row |= {"depth_probs": [0.0, 0.5, 0.5], "depth_trace": [[1, mean], [2, mean]]}
-    row |= {"settled_epoch": None, "layer_rows": 10 * (depth or mean), "seconds": 1.0}
+    row |= {
+        "test_log_score": -0.5,
+        "settled_epoch": None,
+        "layer_rows": 10 * (depth or mean),
+        "seconds": 1.0,
+    }
     return {**row, **more}
 
 
@@ -330,11 +335,15 @@ def test_the_search_chooses_by_validation_seed_by_seed_and_the_smaller_of_equals
 def test_costs_are_shares_of_the_whole_search():
     fixed = fixed_rows(dict.fromkeys((1, 2, 3, 4), (0.9, 0.9)))
     found = verdicts.verdict(CLASSES, fixed + udn_rows((0.9, 0.9), mean=2.0), 4.0)
+    assert verdicts.costs([found]) == pytest.approx((0.25, 0.2))
+    assert verdicts.reached([found], verdicts.CRITERIA[2]) is True
     assert found.seconds == pytest.approx(2 / 8)
     assert found.arithmetic == pytest.approx(20 / 100)
     assert found.cheap
     slow = udn_rows((0.9, 0.9), mean=2.0, seconds=1.1)
-    assert verdicts.verdict(CLASSES, fixed + slow, 4.0).cheap is False
+    dear = verdicts.verdict(CLASSES, fixed + slow, 4.0)
+    assert dear.cheap is False
+    assert verdicts.reached([found, dear], verdicts.CRITERIA[2]) is False  # 0.26 on average
     # A UDN with more seeds than the search is compared on those that both have.
     more = udn_rows((0.9, 0.9, 0.9), mean=2.0)
     assert verdicts.verdict(CLASSES, fixed + more, 4.0).seconds == pytest.approx(2 / 8)
@@ -356,7 +365,9 @@ def test_starts_must_end_at_one_depth_and_score():
     assert [one.start for one in found.starts] == [1.0, 4.0, 16.0]
     assert found.udn.depth_mean == pytest.approx(3.1)
     assert judge((0.90, 0.89, 0.88), (3.0, 3.1, 3.4)).start is False  # depths 13 % apart
-    assert judge((0.91, 0.89, 0.88), (3.0, 3.0, 3.0)).start is False  # scores 1.5 s.e. apart
+    apart = judge((0.91, 0.89, 0.88), (3.0, 3.0, 3.0))
+    assert apart.start is False  # scores 1.5 s.e. apart
+    assert apart.last_start is True  # of the depths alone
 
 
 def test_longer_training_must_end_at_the_same_depth():
@@ -520,6 +531,16 @@ def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, mo
     assert done == [f"sklearn-diabetes-{kind}" for kind in ("udn", "long", "dun")]
     assert timeless(found) == timeless(expected)
     assert "kept from" in capsys.readouterr().out
+
+
+def test_minutes_end_between_populations(finished, tmp_path, capsys):
+    _, expected = finished
+    assert run(tmp_path, "--minutes", "1e-9") == []
+    assert "are over; go on with --resume" in capsys.readouterr().out
+    assert (tmp_path / "parts" / "settings.json").exists()
+    assert [d["problem"] for d in run(tmp_path, "--resume")] == [d["problem"] for d in expected]
+    with pytest.raises(StudyError, match="--minutes must be positive"):
+        run(tmp_path, "--minutes", "-1")
 
 
 def test_problems_without_their_data_are_skipped_with_a_reason(tmp_path, capsys):

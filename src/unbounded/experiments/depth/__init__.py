@@ -11,6 +11,7 @@ Writes NAME.json and NAME.svg of each problem, and all of it as table.md and pag
 
 import argparse
 import dataclasses
+import math
 import shutil
 import time
 from contextlib import nullcontext
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default=None, help="cpu or cuda; cuda if there is one")
     add("--data", type=Path, help=f"folder with NAME.npz of the UCI sets; else ${FOLDER}")
     add("--chunk", type=int, help="networks at a time; all of a population by default")
+    add("--minutes", type=float, help="begin no population after so many; --resume goes on")
     add("--quick", action="store_true", help="five problems, short training: three minutes")
     add("--resume", action="store_true", help="go on where this was interrupted")
     add("--out", type=Path, default=Path("results/depth"), help="folder to write")
@@ -51,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train, score, write results, pages and figures; returns the results of each problem."""
     settings = settings_of(options)
+    if options.minutes is not None and not options.minutes > 0:
+        raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
     words = listed(" ".join(options.problems or ()))
     problems = chosen(words or (recipe.QUICK_PROBLEMS if options.quick else ()))
     parts = options.out / "parts"
@@ -61,7 +65,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         with one_thread() if options.quick else nullcontext():
             return _run(problems, settings, parts, options)
     except KeyboardInterrupt:
-        kept = f"what is done so far is in {parts}; go on with --resume"
+        kept = f"what is done so far is in {options.out} and {parts}; go on with --resume"
         raise KeyboardInterrupt(kept) from None
 
 
@@ -77,27 +81,42 @@ def _run(
     problems = [problem for problem in problems if _is_there(problem, settings, options.data)]
     if not problems:
         raise StudyError("none of these problems has its data here")
-    found: list[dict[str, Any]] = []
-    for population in runs.populations(problems, settings):
-        done = parts / f"{population.name}.json"
-        if options.resume and done.exists():
-            show(f"{population.name}: kept from {done}")
-            found += records.read_json(done)["runs"]
-            continue
-        part = runs.train(population, settings, place)
-        records.write_json(done, part)
-        found += part["runs"]
-        for path in parts.glob(f"{population.name}*.safetensors"):
-            path.unlink()
-    documents = [_document(problem, found, settings, place.device) for problem in problems]
+    documents: list[dict[str, Any]] = []
+    until = math.inf if options.minutes is None else start + 60 * options.minutes
+    for name in dict.fromkeys(problem.population for problem in problems):
+        mine = [problem for problem in problems if problem.population == name]
+        rows = []
+        for population in runs.populations(mine, settings):
+            if time.perf_counter() > until:
+                show(f"--minutes {options.minutes:g} are over; go on with --resume")
+                return documents
+            rows += _rows(population, settings, place)
+        for problem in mine:
+            documents.append(_document(problem, rows, settings, place.device))
+            records.write_json(options.out / f"{problem.name}.json", documents[-1])
     with interrupts.shielded():  # a moment's work, and the parts are gone then
-        for document in documents:
-            records.write_json(options.out / f"{document['problem']['name']}.json", document)
         shutil.rmtree(parts)
         show(table.write(options.out))
     seconds = time.perf_counter() - start
     show(f"{seconds:.0f} s in all; wrote table.md, page.html and figures into {options.out}")
     return documents
+
+
+def _rows(
+    population: runs.Population, settings: Settings, place: runs.Place
+) -> list[dict[str, Any]]:
+    """Those of a population, trained now or by the run that is resumed."""
+    done = place.parts / f"{population.name}.json"
+    if place.resume and done.exists():
+        show(f"{population.name}: kept from {done}")
+        part = records.read_json(done)
+    else:
+        part = runs.train(population, settings, place)
+        records.write_json(done, part)
+        for path in place.parts.glob(f"{population.name}*.safetensors"):
+            path.unlink()
+    rows: list[dict[str, Any]] = part["runs"]
+    return rows
 
 
 def _document(

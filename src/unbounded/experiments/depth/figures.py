@@ -31,6 +31,7 @@ def problem(figure: "Figure", rows: Sequence[Row], verdict: Verdict) -> None:
     figures.label(above, "", _score_name(about))
     handles += posteriors(below, rows)
     figures.label(below, "depth ℓ", "q(ℓ)", whole=True)
+    above.set_xlim(left=0.4)
     _traces(beside, rows)
     beside.set_title("E[ℓ] over training", weight="normal")
     beside.set_ylim(bottom=0)
@@ -108,30 +109,35 @@ def overview(figure: "Figure", found: Sequence[tuple[Verdict, Sequence[Row]]]) -
     """All problems as small multiples: scores as lines, the UDN's q(ℓ) as bars behind them."""
     if not found:
         raise figures.NothingToDraw("no problem has both fixed depths and a UDN")
-    figures.title(figure, "Score against fixed depth (line), the UDN’s score (orange) and q(ℓ)")
+    figures.title(
+        figure, "Accuracy in % or RMSE against depth; ✓: the UDN is within 1 s.e. of the best"
+    )
     columns = min(COLUMNS, len(found))
     grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False)
     for axes in grid.flat[len(found) :]:
         axes.set_axis_off()
+    handles: list[Any] = []
     for axes, (verdict, rows) in zip(grid.flat, found, strict=False):
         mass = axes.twinx()
         mine = [row for row in _usual(rows) if row["start"] == verdict.udn.start]
         q = mean_posterior(mine)
-        mass.bar(range(1, len(q) + 1), q, 0.8, color=ORANGE, alpha=0.35)
+        bars = mass.bar(range(1, len(q) + 1), q, 0.8, color=ORANGE, alpha=0.35, label="q(ℓ)")
         mass.set_ylim(0, 2.2 * max(q))
         mass.set_axis_off()
         axes.set_zorder(mass.get_zorder() + 1)
         axes.patch.set_visible(False)
-        scores(axes, rows, verdict, small=True)
+        handles = [*scores(axes, rows, verdict, small=True), bars]
         axes.locator_params(axis="x", integer=True)
         axes.tick_params(labelsize="small")
         mark = "" if verdict.regret is None else " ✓" if verdict.regret else " ✗"
         axes.set_title(f"{verdict.problem['name']}{mark}", size="small")
+        axes.set_xlim(left=0.4)
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
 
 
 def overview_size(count: int) -> tuple[float, float]:
     """Width and height in inches for this many problems."""
-    return 11.0, 0.8 + 1.7 * max(1, -(-count // COLUMNS))
+    return 11.0, 1.1 + 1.7 * max(1, -(-count // COLUMNS))
 
 
 def _traces(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -158,4 +164,4 @@ def _factor(problem: Row) -> float:
 
 
 def _score_name(problem: Row) -> str:
-    return "test accuracy, %" if problem["task"] == "classes" else "test RMSE"
+    return "test accuracy, %" if problem["task"] == "classes" else "test RMSE (lower is better)"

@@ -68,8 +68,8 @@ QUICK = Settings(
     depths=(1, 2, 4, 8),
     starts=(1.0, 4.0),
     long=2,
-    made_epochs=120,
-    table_steps=300,
+    made_epochs=60,
+    table_steps=200,
 )
 QUICK_PROBLEMS = ("spiral-2", "spiral-10", "tent-3", "sklearn-diabetes", "sklearn-wine")
 

@@ -15,10 +15,12 @@ from unbounded.experiments import StudyError, records
 from unbounded.experiments.depth import figures
 from unbounded.experiments.depth.problems import PROBLEMS
 from unbounded.experiments.depth.verdicts import (
+    COST,
     CRITERIA,
     Criterion,
     Row,
     Verdict,
+    costs,
     reached,
     share,
     verdict,
@@ -91,8 +93,8 @@ def verdict_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
     rows = []
     for criterion in CRITERIA:
         cells = [_share(_of_role(verdicts, role), criterion) for role in ROLES.values()]
-        mark = _mark(reached(verdicts, criterion))
-        rows.append([criterion.about, f"{criterion.goal:.0%}", *cells, mark])
+        goal = f"≥ {criterion.goal:.0%}" if criterion.goal else f"≤ {COST:g} on average"
+        rows.append([criterion.about, goal, *cells, _mark(reached(verdicts, criterion))])
     return rows
 
 
@@ -124,6 +126,17 @@ def _problem_row(one: Verdict) -> list[str]:
     ]
 
 
+LOG_HEAD = ("problem", "best fixed depth", "chosen by validation", "DUN", "UDN")
+
+
+def log_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """Log scores: a row for each problem."""
+    return [
+        [one.problem["name"], *(_log(value) for value in one.log_scores.values())]
+        for one in verdicts
+    ]
+
+
 def as_markdown(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     """The page: verdicts first, then a row for each problem, then the figures."""
     lines = [
@@ -140,6 +153,9 @@ def as_markdown(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         _READING,
         "",
         markdown_table(PROBLEM_HEAD, problem_rows(verdicts)),
+        f"{_LOGS}:",
+        "",
+        markdown_table(LOG_HEAD, log_rows(verdicts)),
         "![All problems](overview.svg)",
         "",
     ]
@@ -163,7 +179,11 @@ def as_html(documents: Sequence[Row], verdicts: Sequence[Verdict], folder: Path)
         page.Section(
             "Problems",
             _READING,
-            [page.table(PROBLEM_HEAD, problem_rows(verdicts)), _image(folder, "overview")],
+            [
+                page.table(PROBLEM_HEAD, problem_rows(verdicts)),
+                page.table(LOG_HEAD, log_rows(verdicts), title=_LOGS),
+                _image(folder, "overview"),
+            ],
             wide=True,
         ),
     ]
@@ -180,6 +200,9 @@ _READING = (
     "through all fixed depths; populations train as one computation, of which each network is "
     "given a share by its arithmetic."
 )
+
+
+_LOGS = "Mean test log scores, in nats a row (higher is better)"
 
 
 def _paragraphs(documents: Sequence[Row]) -> list[str]:
@@ -204,14 +227,16 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
 def _means(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return "No problem has both fixed depths and a UDN."
-    count = len(verdicts)
-    seconds = sum(one.seconds for one in verdicts) / count
-    arithmetic = sum(one.arithmetic for one in verdicts) / count
-    rests = sum(one.settled for one in verdicts) / count
-    return (
-        f"On average the UDN takes {seconds:.2f} of the search's seconds and {arithmetic:.2f} of "
-        f"its arithmetic; the depth has come to rest in {rests:.0%} of its runs."
-    )
+    rests = sum(one.settled for one in verdicts) / len(verdicts)
+    words = f"The depth has come to rest in {rests:.0%} of the UDN's runs."
+    starts, lengths = (share(verdicts, field) for field in ("last_start", "last_length"))
+    if starts[1]:
+        words += (
+            " By E[ℓ] of the last epoch, instead of the best one that is kept, all starts lead to "
+            f"one depth on {starts[0]} of {starts[1]} problems"
+        )
+        words += f", and both lengths on {lengths[0]} of {lengths[1]}." if lengths[1] else "."
+    return words
 
 
 def _sentence(one: Verdict) -> str:
@@ -244,7 +269,12 @@ def _of_role(verdicts: Sequence[Verdict], role: str | None) -> list[Verdict]:
 
 def _share(verdicts: Sequence[Verdict], criterion: Criterion) -> str:
     held, judged = share(verdicts, criterion.field)
-    return f"{held} of {judged} ({held / judged:.0%})" if judged else "–"
+    if not judged:
+        return "–"
+    if criterion.field == "cheap":
+        seconds, arithmetic = costs(verdicts)
+        return f"{seconds:.2f} and {arithmetic:.2f} ({held} of {judged})"
+    return f"{held} of {judged} ({held / judged:.0%})"
 
 
 def _mark(value: bool | None) -> str:
@@ -257,6 +287,10 @@ def _score(value: float, task: str) -> str:
 
 def _error(value: float, task: str) -> str:
     return f"{100 * value:.2f}" if task == "classes" else f"{value:.2g}"
+
+
+def _log(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}".replace("-", "−")
 
 
 def _ranges(numbers: Sequence[int]) -> str:
