@@ -390,6 +390,15 @@ def test_without_fixed_depths_or_the_start_there_is_no_verdict():
     assert verdicts.verdict(CLASSES, fixed_rows(SCORES) + udn_rows((0.9,)), 8.0) is None
 
 
+def test_another_method_needs_few_columns():
+    names = ("start", "length", "seed", "test_score", "depth_mean", "depth_mode", "seconds")
+    full = udn_rows((0.9, 0.9))
+    mine = [{k: r[k] for k in ("model", "layer_rows", *names)} for r in full]
+    found, whole = (verdicts.verdict(CLASSES, fixed_rows(SCORES) + r, 4.0) for r in (mine, full))
+    assert found.log_scores["UDN"] is None
+    assert (found.regret, found.loss, found.cheap) == (whole.regret, whole.loss, whole.cheap)
+
+
 def test_shares_count_the_problems_that_were_judged():
     good = verdicts.verdict(CLASSES, fixed_rows(SCORES) + udn_rows((0.9, 0.9)), 4.0)
     bad = verdicts.verdict(CLASSES, fixed_rows(SCORES) + udn_rows((0.8, 0.8)), 4.0)
