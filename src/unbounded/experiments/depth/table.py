@@ -146,7 +146,7 @@ def as_markdown(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         "## Verdicts",
         "",
         markdown_table(VERDICT_HEAD, verdict_rows(verdicts)),
-        _means(verdicts),
+        _means(documents, verdicts),
         "",
         "## Problems",
         "",
@@ -172,7 +172,7 @@ def as_html(documents: Sequence[Row], verdicts: Sequence[Verdict], folder: Path)
     sections = [
         page.Section(
             "Verdicts",
-            "\n\n".join([*rest, _means(verdicts)]),
+            "\n\n".join([*rest, _means(documents, verdicts)]),
             [page.table(VERDICT_HEAD, verdict_rows(verdicts))],
             wide=True,
         ),
@@ -224,11 +224,16 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
     ]
 
 
-def _means(verdicts: Sequence[Verdict]) -> str:
+def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
+    """What the table of verdicts does not say."""
+    names = [document["problem"]["name"] for document in documents]
     if not verdicts:
         return "No problem has both fixed depths and a UDN."
     rests = sum(one.settled for one in verdicts) / len(verdicts)
     words = f"The depth has come to rest in {rests:.0%} of the UDN's runs."
+    missing = [name for name in names if name not in {one.problem["name"] for one in verdicts}]
+    if missing:
+        words = f"Without fixed depths or a UDN, and not counted: {', '.join(missing)}. {words}"
     starts, lengths = (share(verdicts, field) for field in ("last_start", "last_length"))
     if starts[1]:
         words += (
