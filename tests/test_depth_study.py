@@ -1,6 +1,7 @@
 """The depth suite: its problems, its verdicts, and a small run from the command to the page."""
 
 import argparse
+import dataclasses
 import json
 import math
 import shutil
@@ -576,20 +577,19 @@ def test_a_foreign_file_is_left_alone(tmp_path):
 
 def test_a_further_group_needs_a_trainer_alone(tmp_path, monkeypatch):
     wine = PROBLEMS["sklearn-wine"]
-    images = Problem("pictures", "images", "made up", "classes", "test", 3, wine.make, "p", "other")
+    words = ("pictures", "images", "made up", "classes", "test", 3, wine.make, "p", "other")
+    images = Problem(*words, depths=(2, 5), starts=(1.0, 5.0, 20.0, 40.0), start=5.0)
     monkeypatch.setitem(PROBLEMS, "pictures", images)
 
     def trainer(population, settings, place):
-        models = [{"fixed": "fixed", "dun": "dun"}.get(population.kind, "udn")] * 99
-        return 2.0, [
-            row(model, 0.9, seed=r.seed, depth=r.depth, start=r.start, length=r.length)
-            | {"problem": "pictures"}
-            for model, r in zip(models, population.runs, strict=False)
-        ]
+        each = [dataclasses.asdict(r) for r in population.runs]
+        return 2.0, [row(own["model"], 0.9, seed=own["seed"]) | own for own in each]
 
     monkeypatch.setitem(runs.TRAINERS, "other", trainer)
     (document,) = run(tmp_path, "--problems", "images")
     assert document["problem"]["group"] == "images"
+    assert {r["depth"] for r in document["runs"] if r["model"] == "fixed"} == {2, 5}
+    assert table.verdict_of(document).udn.start == document["start"] == 5.0
     assert "| pictures | test |" in (tmp_path / "table.md").read_text()
 
 

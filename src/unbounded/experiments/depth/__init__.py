@@ -127,6 +127,7 @@ def _document(
     return {
         "study": "depth",
         "problem": problem.described(),
+        "start": recipe.start_of(problem, settings),
         "configuration": records.plain(dataclasses.asdict(settings)),
         "versions": records.versions(device),
         "seconds": round(sum(row["seconds"] for row in mine), 1),

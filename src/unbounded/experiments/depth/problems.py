@@ -57,6 +57,9 @@ class Problem:
         needed: the depth that is enough by construction, where that is known.
         limit: the best score that anybody can expect, where that is known.
         splits: how many seeds it has, where they are limited.
+        depths: fixed ones of its own, instead of the suite's.
+        starts: the UDN's first μ, instead of the suite's.
+        start: the one of these that is compared.
     """
 
     name: str
@@ -71,6 +74,9 @@ class Problem:
     needed: int | None = None
     limit: float | None = None
     splits: int | None = None
+    depths: tuple[int, ...] | None = None
+    starts: tuple[float, ...] | None = None
+    start: float | None = None
 
     def data(self, seed: int, folder: Path | None = None) -> Parts:
         """The parts of a seed."""

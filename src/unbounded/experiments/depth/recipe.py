@@ -110,15 +110,21 @@ class Run:
 def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
     """The networks of one kind, see `KINDS`; none where `kind` is not asked for."""
     seeds = [s for s in settings.seeds if problem.splits is None or s < problem.splits]
-    name, one, start = problem.name, 1, settings.start
+    name, one, start = problem.name, 1, start_of(problem, settings)
+    depths, starts = problem.depths or settings.depths, problem.starts or settings.starts
     if kind == "fixed":
-        return [Run(name, "fixed", d, None, one, s) for d in settings.depths for s in seeds]
+        return [Run(name, "fixed", d, None, one, s) for d in depths for s in seeds]
     if kind == "udn":
-        return [Run(name, "udn", None, mu, one, s) for mu in settings.starts for s in seeds]
+        return [Run(name, "udn", None, mu, one, s) for mu in starts for s in seeds]
     if kind == "long":
         seeds = seeds if settings.long > 1 else []
         return [Run(name, "udn", None, start, settings.long, s) for s in seeds]
     return [Run(name, "dun", None, None, one, s) for s in seeds]
+
+
+def start_of(problem: Problem, settings: Settings) -> float:
+    """The start of the UDN that is compared."""
+    return settings.start if problem.start is None else problem.start
 
 
 def build(run: Run, parts: Parts, settings: Settings) -> UDN:
@@ -128,7 +134,7 @@ def build(run: Run, parts: Parts, settings: Settings) -> UDN:
     likelihood = Categorical(problem.outputs) if problem.task == "classes" else Gaussian()
     sizes = parts.train[0].shape[1], width(problem, settings), problem.outputs
     if run.model == "dun":
-        deepest = max(settings.depths)
+        deepest = max(problem.depths or settings.depths)
         return dun(*sizes, likelihood, max_depth=deepest, layers=PreNormDense, seed=run.seed)
     layers = PreNormDense(*sizes)
     if run.depth is not None:

@@ -71,8 +71,7 @@ def write(folder: Path) -> str:
 
 def verdict_of(document: Row) -> Verdict | None:
     """Of one file."""
-    starts = document["configuration"]["starts"]
-    return verdict(document["problem"], document["runs"], starts[len(starts) // 2])
+    return verdict(document["problem"], document["runs"], document["start"])
 
 
 main = partial(rewrite, write, __doc__, "folder with NAME.json of each problem")
