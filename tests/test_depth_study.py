@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shutil
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 import unbounded as ub
 from unbounded.data import tent
 from unbounded.data.tents import folded
-from unbounded.experiments import STUDIES, StudyError, depth, records
+from unbounded.experiments import STUDIES, StudyError, depth, figures, records
+from unbounded.experiments.depth import figures as drawings
 from unbounded.experiments.depth import recipe, runs, table, verdicts
 from unbounded.experiments.depth.problems import PROBLEMS, Problem, chosen
 from unbounded.experiments.depth.recipe import Run, Settings, settings_of
@@ -523,6 +525,33 @@ def test_a_row_is_what_fit_does_with_one_model(finished):
     assert again["test_score"] == pytest.approx(found["test_score"], abs=2e-3)
     assert again["depth_mean"] == pytest.approx(found["depth_mean"], abs=1e-2)
     assert again["layer_rows"] == found["layer_rows"]
+
+
+def test_scores_are_in_the_units_of_the_target():
+    own = Run("sklearn-diabetes", "udn", None, 1.0, 1, 0)
+    settings, parts = settings_of(options(*TINY)), PROBLEMS["sklearn-diabetes"].data(0)
+    model = recipe.build(own, parts, settings)
+    arguments = recipe.fitting(PROBLEMS["sklearn-diabetes"], own, 282, settings)
+    result = ub.fit(model, parts.train, validation=parts.validation, **arguments)
+    found = runs.score(own, model, result, parts)
+    x, y = parts.test
+    with torch.no_grad():
+        prediction = ub.predict(model, x)
+        error = parts.scale * (prediction.mean - y)
+        means, scales = (parts.scale * part for part in prediction.components())
+        each = torch.distributions.Normal(means, scales).log_prob(parts.scale * y)[..., 0]
+        log_prob = torch.logsumexp(prediction.depth_log_probs[:, None] + each, 0)
+    assert found["test_score"] == pytest.approx(float(error.square().mean().sqrt()), rel=1e-4)
+    assert found["test_log_score"] == pytest.approx(float(log_prob.mean()), rel=1e-4)
+    assert found["val_score"] == pytest.approx(parts.scale * result.best_score, rel=1e-4)
+
+
+def test_a_broken_run_is_drawn_as_far_as_it_goes():
+    rows = fixed_rows({1: (0.6, 0.7), 2: (0.9, None)}) + udn_rows((0.9, None))
+    found = verdicts.verdict(CLASSES, rows, 4.0)
+    drawn = figures.render(partial(drawings.problem, rows=rows, verdict=found))
+    assert "nan" not in drawn
+    assert "inf" not in drawn
 
 
 def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """Figures of the depth suite: a problem's scores against fixed depth with q(ℓ) below, and all."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def scores(axes: "Axes", rows: Sequence[Row], verdict: Verdict, small: bool = Fa
     lines = [("UDN", verdict.udn.score, ORANGE, "-"), ("DUN", verdict.dun_score, BLUE, "--")]
     lines.append(("chosen by validation", verdict.chosen_score, GREEN, ":"))
     for name, value, colour, style in lines:
-        if value is not None:
+        if value is not None and math.isfinite(value):
             handles.append(axes.axhline(factor * value, color=colour, linestyle=style, label=name))
     return handles
 

@@ -22,7 +22,8 @@ from unbounded.training import HeldOutAscent
 
 KINDS = {"fixed": "fixed depths", "udn": "UDNs", "long": "UDNs, longer", "dun": "DUNs"}
 """The populations of a problem, in the order of training."""
-_POINTS = 200  # rows of each history that are kept while training
+_POINTS = {"udn": 200}  # rows of each history that are kept while training
+_FEW_POINTS = 20  # where the depth does not change
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "lr": settings.lr,
         "schedule": SCHEDULES["cosine"](epochs),
         "average": settings.average,
-        "history_every": max(1, epochs // _POINTS),
+        "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
     }
     if run.model == "udn":
         found["depth_rule"] = HeldOutAscent()

@@ -5,6 +5,7 @@ Reads the file NAME.json of each problem in FOLDER, and writes `table.md`, `page
 """
 
 import base64
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -209,6 +210,8 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
     depths = settings["depths"]
     starts = ", ".join(f"{start:g}" for start in settings["starts"])
     seconds = sum(document["seconds"] for document in documents)
+    longer = f"; the longer training is {settings['long']} times as long"
+    longer = longer if settings["long"] > 1 else ""
     rows = "UCI sets of more than 10,000 rows are cut to 8,000 rows to train and 2,000 to validate."
     return [
         f"{len(documents)} problems, {len(settings['seeds'])} seeds. Networks of the fixed depths "
@@ -216,7 +219,7 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
         "all by one recipe. Each keeps its best epoch by validation.",
         "",
         f"{settings['made_epochs']} epochs on spirals and tents, about {settings['table_steps']} "
-        f"steps on tables; the longer training is {settings['long']} times as long. {rows}",
+        f"steps on tables{longer}. {rows}",
         "",
         f"Trained on {versions['device']} with torch {versions['torch']} in {seconds:.0f} s.",
         "",
@@ -286,6 +289,8 @@ def _mark(value: bool | None) -> str:
 
 
 def _score(value: float, task: str) -> str:
+    if not math.isfinite(value):  # a run broke off
+        return "–"
     return f"{100 * value:.2f}" if task == "classes" else f"{value:.4g}"
 
 
