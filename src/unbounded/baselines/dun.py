@@ -83,12 +83,16 @@ def dun(
     likelihood: Likelihood,
     *,
     max_depth: int = 10,
-    init: str | inits.Init = "default",
+    init: str | inits.Init | None = None,
+    layers: type[Dense] = Dense,
     seed: int = 0,
 ) -> UDN:
-    """DUN as the paper's authors ran it: dense layers 1 … D, no normalisation, a shared head."""
-    layers = Dense(in_features, width, out_features, init=init, shares_head=True)
-    return UDN(layers, likelihood, FiniteDepth(max_depth), UniformDepth(max_depth), seed=seed)
+    """DUN as the paper's authors ran it: dense layers 1 … D, no normalisation, a shared head.
+
+    Other dense layers, such as `PreNormDense`, make one that is to be compared with UDNs of them.
+    """
+    generator = layers(in_features, width, out_features, init=init, shares_head=True)
+    return UDN(generator, likelihood, FiniteDepth(max_depth), UniformDepth(max_depth), seed=seed)
 
 
 def dun_original(

@@ -51,6 +51,7 @@ STUDIES: dict[str, Study] = {
     name: Study(f"unbounded.experiments.{name}", about)
     for name, about in {
         "cifar10": "Table 2 and the figures of the depth posterior on CIFAR-10",
+        "depth": "a suite that measures depth inference: regret, cost, parsimony, start, length",
         "spiral": "Table 1 and the figures of accuracy and depth on the spirals",
         "theorem": "the truncated Poisson family: the appendix's figure and Theorem 1",
         "uci": "nine UCI regression sets against finite networks, DUN and ensembles",

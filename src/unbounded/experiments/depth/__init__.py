@@ -1,0 +1,168 @@
+"""The depth suite: does a network that infers its depth end at a depth that is worth having?
+
+Spirals of growing rotation speed, iterated tent maps (whose needed depth is known), nine UCI sets
+and those that come with scikit-learn. On each problem networks of the fixed depths 1 … 16 say what
+every depth is worth, by the same recipe. Beside them stand the depth that validation chooses among
+them, as people search for one, and DUN. The UDN starts from several depths, and trains once four
+times as long. Verdicts: regret, cost, parsimony, and whether start or length of training matter.
+
+Writes NAME.json and NAME.svg of each problem, and all of it as table.md and page.html.
+"""
+
+import argparse
+import dataclasses
+import math
+import shutil
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from unbounded import interrupts
+from unbounded.data.downloads import FOLDER, DataError
+from unbounded.experiments import StudyError, listed, one_thread, records, usable_device
+from unbounded.experiments.depth import recipe, runs
+from unbounded.experiments.depth.problems import Problem, chosen
+from unbounded.experiments.depth.recipe import Settings, settings_of
+from unbounded.printing import show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
+    add = parser.add_argument
+    many: dict[str, Any] = {"nargs": "+", "metavar": "N"}
+    names = "groups (spirals, tents, uci, sklearn) or names (spiral-2, tent-3, uci-wine, …)"
+    add("--problems", nargs="+", metavar="NAME", help=f"{names}; all by default")
+    add("--seeds", help="of data and weights (default: 0-4)", **many)
+    add("--depths", help="the fixed ones, as 1-16 or 1 2 4 8 (default: 1-16)", **many)
+    add("--starts", help="the UDN's first μ; the middle one is compared (default: 1 4 16)", **many)
+    add("--no-long", action="store_true", help="without the longer training")
+    usual = Settings()
+    epochs, steps = usual.made_epochs, usual.table_steps
+    add("--made-epochs", type=int, help=f"on spirals and tents (default: {epochs})")
+    add("--table-steps", type=int, help=f"on tables, about (default: {steps})")
+    add("--device", default=None, help="cpu or cuda; cuda if there is one")
+    add("--data", type=Path, help=f"folder with NAME.npz of the UCI sets; else ${FOLDER}")
+    add("--chunk", type=int, help="networks at a time; all of a population by default")
+    add("--minutes", type=float, help="begin no population after so many; --resume goes on")
+    add("--quick", action="store_true", help="five problems, short training: three minutes")
+    add("--resume", action="store_true", help="go on where this was interrupted")
+    add("--out", type=Path, default=Path("results/depth"), help="folder to write")
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train, score, write results, pages and figures; returns the results of each problem."""
+    settings = settings_of(options)
+    if options.minutes is not None and not options.minutes > 0:
+        raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
+    words = listed(" ".join(options.problems or ()))
+    problems = chosen(words or (recipe.QUICK_PROBLEMS if options.quick else ()))
+    parts = options.out / "parts"
+    _prepare(parts, settings, problems, options.resume)
+    if options.quick:
+        show("quick: few problems, short training: how it goes, not how good it is")
+    try:
+        with one_thread() if options.quick else nullcontext():
+            return _run(problems, settings, parts, options)
+    except KeyboardInterrupt:
+        kept = f"what is done so far is in {options.out} and {parts}; go on with --resume"
+        raise KeyboardInterrupt(kept) from None
+
+
+def _run(
+    problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    from unbounded.experiments.depth import table  # a command of its own, with `python -m`
+
+    place = runs.Place(
+        usable_device(options.device), parts, options.data, options.chunk, options.resume
+    )
+    start = time.perf_counter()
+    problems = [problem for problem in problems if _is_there(problem, settings, options.data)]
+    if not problems:
+        raise StudyError("none of these problems has its data here")
+    documents: list[dict[str, Any]] = []
+    until = math.inf if options.minutes is None else start + 60 * options.minutes
+    for name in dict.fromkeys(problem.population for problem in problems):
+        mine = [problem for problem in problems if problem.population == name]
+        rows = []
+        for population in runs.populations(mine, settings):
+            if time.perf_counter() > until:
+                show(f"--minutes {options.minutes:g} are over; go on with --resume")
+                return documents
+            rows += _rows(population, settings, place)
+        for problem in mine:
+            documents.append(_document(problem, rows, settings, place.device))
+            records.write_json(options.out / f"{problem.name}.json", documents[-1])
+    with interrupts.shielded():  # a moment's work, and the parts are gone then
+        shutil.rmtree(parts)
+        show(table.write(options.out))
+    seconds = time.perf_counter() - start
+    show(f"{seconds:.0f} s in all; wrote table.md, page.html and figures into {options.out}")
+    return documents
+
+
+def _rows(
+    population: runs.Population, settings: Settings, place: runs.Place
+) -> list[dict[str, Any]]:
+    """Those of a population, trained now or by the run that is resumed."""
+    done = place.parts / f"{population.name}.json"
+    if place.resume and done.exists():
+        show(f"{population.name}: kept from {done}")
+        part = records.read_json(done)
+    else:
+        part = runs.train(population, settings, place)
+        records.write_json(done, part)
+        for path in place.parts.glob(f"{population.name}*.safetensors"):
+            path.unlink()
+    rows: list[dict[str, Any]] = part["runs"]
+    return rows
+
+
+def _document(
+    problem: Problem, rows: list[dict[str, Any]], settings: Settings, device: str
+) -> dict[str, Any]:
+    """The file of one problem."""
+    mine = [row for row in rows if row["problem"] == problem.name]
+    return {
+        "study": "depth",
+        "problem": problem.described(),
+        "start": recipe.start_of(problem, settings),
+        "configuration": records.plain(dataclasses.asdict(settings)),
+        "versions": records.versions(device),
+        "seconds": round(sum(row["seconds"] for row in mine), 1),
+        "runs": mine,
+    }
+
+
+def _is_there(problem: Problem, settings: Settings, folder: Path | None) -> bool:
+    """Whether a problem has its data; says why not."""
+    try:
+        problem.data(settings.seeds[0], folder)
+    except DataError as error:
+        show(f"{problem.name}: skipped, {error}")
+        return False
+    return True
+
+
+def _prepare(parts: Path, settings: Settings, problems: list[Problem], resume: bool) -> None:
+    """A clean folder for unfinished work, or the one that an interrupted run left."""
+    described = records.plain(dataclasses.asdict(settings))
+    described["problems"] = [problem.name for problem in problems]
+    note = parts / "settings.json"
+    if resume and note.exists():
+        before = records.read_json(note)
+        differing = [k for k in described if before.get(k) != described[k]]
+        if differing:
+            raise StudyError(
+                f"cannot resume: {', '.join(differing)} of the interrupted suite differ "
+                f"({before.get(differing[0])}, now {described[differing[0]]})"
+            )
+        return
+    records.check_folder(parts.parent, *(f"{problem.name}.json" for problem in problems))
+    if parts.exists():
+        if not note.exists():
+            raise StudyError(f"{parts} is no folder of a study's: name another one with --out")
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True)
+    records.write_json(note, described)

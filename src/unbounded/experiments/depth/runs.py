@@ -1,0 +1,178 @@
+"""Training and scoring of the depth suite: one population after another.
+
+A trainer takes a population and gives a row for each of its runs. Problems that are no population
+of dense networks have a trainer of their own in `TRAINERS`; everything that comes later (verdicts,
+table, figures) sees rows alone.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbounded.engines import Stacked
+from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
+from unbounded.experiments.depth.recipe import KINDS, Run, Settings, build, fitting, runs_of
+from unbounded.model import UDN
+from unbounded.predictive import predict
+from unbounded.printing import show
+from unbounded.training import FitResult, fit
+from unbounded.training.checkpoint import seconds_so_far
+
+Row = dict[str, Any]
+TRACE = 20  # points of E[ℓ] over training that are kept
+
+
+@dataclass(frozen=True)
+class Population:
+    """Runs that train together."""
+
+    name: str
+    kind: str  # a key of `KINDS`
+    trainer: str  # a key of `TRAINERS`
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a population trains, where its data are, and where its checkpoint goes."""
+
+    device: str
+    parts: Path
+    data: Path | None = None
+    chunk: int | None = None
+    resume: bool = False
+
+
+def populations(problems: Sequence[Problem], settings: Settings) -> list[Population]:
+    """Those of the problems: all that have one shape and one kind together."""
+    found = []
+    for name in dict.fromkeys(problem.population for problem in problems):
+        mine = [problem for problem in problems if problem.population == name]
+        for kind in KINDS:
+            runs = [run for problem in mine for run in runs_of(problem, kind, settings)]
+            if runs:
+                found.append(Population(f"{name}-{kind}", kind, mine[0].trainer, tuple(runs)))
+    return found
+
+
+def train(population: Population, settings: Settings, place: Place) -> dict[str, Any]:
+    """Train a population: its seconds, and a row for each of its runs."""
+    count = len(population.runs)
+    networks = f"{count} network{'s' if count > 1 else ''}"
+    show(f"{population.name}: {networks} ({KINDS[population.kind]})")
+    seconds, rows = TRAINERS[population.trainer](population, settings, place)
+    work = sum(row["layer_rows"] for row in rows) or 1
+    for row in rows:  # who computes more has the larger share
+        row["seconds"] = round(seconds * row["layer_rows"] / work, 3)
+    show(f"{population.name}: {seconds:.1f} s")
+    return {"seconds": round(seconds, 1), "runs": rows}
+
+
+def train_dense(
+    population: Population, settings: Settings, place: Place
+) -> tuple[float, list[Row]]:
+    """Dense networks of one shape, as one computation: seconds and rows."""
+    runs = population.runs
+    made: dict[tuple[str, int], Parts] = {}  # networks with equal data share the tensors
+    for run in runs:
+        if (run.problem, run.seed) not in made:
+            made[run.problem, run.seed] = PROBLEMS[run.problem].data(run.seed, place.data)
+    each = [made[run.problem, run.seed] for run in runs]
+    models = [build(run, parts, settings) for run, parts in zip(runs, each, strict=True)]
+    rows = len(each[0].train[1])
+    checkpoint = place.parts / f"{population.name}.safetensors"
+    seconds = seconds_so_far(checkpoint) if place.resume else 0.0
+    start = time.perf_counter()
+    results = fit(
+        models,
+        [parts.train for parts in each],
+        validation=[parts.validation for parts in each],
+        engine=Stacked(device=place.device),
+        chunk=place.chunk,
+        checkpoint=checkpoint,
+        resume=place.resume,
+        progress=False,
+        **fitting(PROBLEMS[runs[0].problem], runs[0], rows, settings),
+    )
+    if any(result.stopped == "interrupted" for result in results):
+        raise KeyboardInterrupt
+    seconds += time.perf_counter() - start
+    return seconds, [score(*one) for one in zip(runs, models, results, each, strict=True)]
+
+
+TRAINERS: dict[str, Callable[[Population, Settings, Place], tuple[float, list[Row]]]] = {
+    "dense": train_dense
+}
+"""Who trains the populations of a problem, by `Problem.trainer`."""
+
+
+@torch.no_grad()
+def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
+    """The row of a run: how it was scored, which depth it has, and what it cost.
+
+    Scores are those of the likelihood (accuracy, RMSE), in the target's units.
+    """
+    likelihood, best = model.likelihood, result.best_row
+    is_number = likelihood.score_name == "rmse"
+    unit, shift = (parts.scale, math.log(parts.scale)) if is_number else (1.0, 0.0)
+    x, y = parts.test
+    prediction = predict(model, x)
+    test = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
+    history = result.history.rows
+    row: Row = {
+        **dataclasses.asdict(run),
+        "best_epoch": result.best_epoch,
+        "stopped": result.stopped,
+        "val_score": _number(unit * best.get(f"val_{likelihood.score_name}", math.nan)),
+        "val_log_score": _number(best.get("val_log_score", math.nan) - shift),
+        "test_score": _number(unit * test),
+        "test_log_score": _number(float(prediction.log_prob(y).double().mean()) - shift),
+        "depth_mean": round(model.depth.mean(), 4),
+        "layer_rows": layer_rows(history, len(parts.train[1])),
+    }
+    if run.model != "fixed":
+        probs = probabilities(model)
+        row["depth_mode"] = 1 + max(range(len(probs)), key=probs.__getitem__)
+        row["depth_probs"] = probs
+    if run.model == "udn":
+        settled = [r["epoch"] for r in history if r.get("depth_settled")]
+        row["last_depth_mean"] = round(history[-1]["depth_mean"], 4) if history else None
+        row["settled_epoch"] = settled[0] if settled else None
+        row["depth_trace"] = trace(history)
+    return row
+
+
+def layer_rows(history: Sequence[Row], rows: int) -> int:
+    """Arithmetic of a training: Σ over epochs of rows × layers that were used in the epoch.
+
+    A thinned history stands for the epochs since its last row.
+    """
+    ends = [0, *(row["epoch"] for row in history)]
+    spans = [last - first for first, last in itertools.pairwise(ends)]
+    return rows * sum(n * row["max_depth"] for n, row in zip(spans, history, strict=True))
+
+
+def probabilities(model: UDN) -> list[float]:
+    """q(1), q(2), …, to four digits."""
+    first, _ = model.support()
+    with torch.no_grad():
+        found = model.depth_log_probs().exp().tolist()
+    return [0.0] * (first - 1) + [round(p, 4) for p in found]
+
+
+def trace(history: Sequence[Row]) -> list[list[float]]:
+    """[epoch, E[ℓ]] at some points of training, the last among them."""
+    stride = max(1, math.ceil(len(history) / TRACE))
+    return [[r["epoch"], round(r["depth_mean"], 2)] for r in history[::-1][::stride][::-1]]
+
+
+def _number(value: float) -> float | None:
+    """To six digits; None for what is no number, as JSON has it."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,282 @@
+"""What the rows of the depth suite say: pure functions, from rows to verdicts.
+
+For each problem and model the mean over seeds counts. One standard error is always that of the
+best fixed depth's mean over seeds. With one seed there is none, and no verdict that needs it.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+WITHIN = 0.1  # of E[ℓ]: so far may other starts and lengths end from each other
+LAYERS_ABOVE = 2  # how far the mode may be above the smallest depth that is enough
+COST = 0.25  # of the search
+_ROUNDING = 1e-9
+_DEPTHS = ("depth_mean", "depth_mode")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The UDN from one start."""
+
+    start: float
+    score: float
+    depth_mean: float
+    depth_mode: float
+    last_depth_mean: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found on one problem; a verdict is None where its runs are missing.
+
+    Attributes:
+        problem: as its file describes it.
+        best_depth: the fixed depth with the best mean test score, in hindsight.
+        best_score: its score.
+        error: the standard error of that.
+        smallest: the smallest fixed depth within one standard error of the best.
+        chosen_score: of the depth with the best validation score, seed by seed.
+        chosen_depth: that depth, the mean over seeds.
+        dun_score: of DUN.
+        dun_mean: E[ℓ] of DUN.
+        udn: the UDN from the usual start.
+        starts: the UDN from each start.
+        long_mean: E[ℓ] after the longer training.
+        seconds: the UDN's over the search's.
+        arithmetic: the same for layers × rows.
+        settled: the share of UDN runs whose rule came to rest.
+        log_scores: mean test log scores (nats a row) of the best fixed depth, of the one that
+            validation chooses, of DUN and of the UDN.
+        regret: whether the UDN is within one standard error of the best.
+        as_chosen: whether it is as good as the depth that validation chooses.
+        cheap: whether it costs at most a quarter of that search, both ways.
+        parsimony: whether its mode is at most two above the smallest depth that is enough.
+        start: whether all starts lead to one depth and score.
+        length: whether a longer training leads to the same depth.
+        last_start: whether E[ℓ] of the last epoch, not of the best one, is the same from all
+            starts.
+        last_length: the same for the longer training.
+    """
+
+    problem: Row
+    best_depth: int
+    best_score: float
+    error: float | None
+    smallest: int | None
+    chosen_score: float
+    chosen_depth: float
+    dun_score: float | None
+    dun_mean: float | None
+    udn: Start
+    starts: tuple[Start, ...]
+    long_mean: float | None
+    seconds: float
+    arithmetic: float
+    settled: float
+    log_scores: dict[str, float | None]
+    regret: bool | None
+    as_chosen: bool
+    cheap: bool
+    parsimony: bool | None
+    start: bool | None
+    length: bool | None
+    last_start: bool | None
+    last_length: bool | None
+
+    @property
+    def loss(self) -> float:
+        """How much worse the UDN is than the best fixed depth, in standard errors."""
+        sign = _sign(self.problem["task"])
+        worse = sign * (self.best_score - self.udn.score)
+        if not self.error:
+            return 0.0 if abs(worse) < _ROUNDING else math.copysign(math.inf, worse)
+        return worse / self.error
+
+
+def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
+    """The verdict on a problem; None if it has no fixed depths or no UDN from `start`.
+
+    Args:
+        problem: its description.
+        rows: of all its runs.
+        start: the first μ of the UDN that is compared.
+    """
+    fixed = by(rows, "depth", lambda row: row["model"] == "fixed")
+    usual = by(rows, "start", lambda row: row["model"] == "udn" and row["length"] == 1)
+    longer = [row for row in rows if row["model"] == "udn" and row["length"] > 1]
+    dun = [row for row in rows if row["model"] == "dun"]
+    if not fixed or start not in usual:
+        return None
+    sign = _sign(problem["task"])
+    means = {depth: mean_score(mine, sign) for depth, mine in fixed.items()}
+    best = max(means, key=lambda depth: (sign * means[depth], -depth))
+    error = standard_error([row["test_score"] for row in fixed[best]])
+    smallest = None
+    if error is not None:
+        enough = [d for d, m in means.items() if within(m, means[best], error, sign)]
+        smallest = min(enough)
+    picks = chosen_by_validation([row for mine in fixed.values() for row in mine], sign)
+    chosen = mean_score(picks, sign)
+    starts = tuple(_start(mu, mine, sign) for mu, mine in sorted(usual.items()))
+    udn = next(one for one in starts if one.start == start)
+    long_mean, long_last = (_mean(longer, name) for name in ("depth_mean", "last_depth_mean"))
+    logs = {"best": fixed[best], "chosen": picks, "DUN": dun, "UDN": usual[start]}
+    seconds, arithmetic = (
+        cost(usual[start], [row for mine in fixed.values() for row in mine], field)
+        for field in ("seconds", "layer_rows")
+    )
+    return Verdict(
+        problem=problem,
+        best_depth=best,
+        best_score=means[best],
+        error=error,
+        smallest=smallest,
+        chosen_score=chosen,
+        chosen_depth=statistics.fmean(row["depth"] for row in picks),
+        dun_score=mean_score(dun, sign) if dun else None,
+        dun_mean=_mean(dun, "depth_mean"),
+        udn=udn,
+        starts=starts,
+        long_mean=long_mean,
+        seconds=seconds,
+        arithmetic=arithmetic,
+        settled=statistics.fmean(row.get("settled_epoch") is not None for row in usual[start]),
+        log_scores={name: _mean(mine, "test_log_score") for name, mine in logs.items()},
+        regret=None if error is None else within(udn.score, means[best], error, sign),
+        as_chosen=within(udn.score, chosen, 0.0, sign),
+        cheap=max(seconds, arithmetic) <= COST,
+        parsimony=None if smallest is None else udn.depth_mode <= smallest + LAYERS_ABOVE,
+        start=same_ends(starts, error),
+        length=None if long_mean is None else near([udn.depth_mean, long_mean]),
+        last_start=near([s.last_depth_mean for s in starts]) if len(starts) > 1 else None,
+        last_length=None if long_last is None else near([udn.last_depth_mean, long_last]),
+    )
+
+
+def by(rows: Iterable[Row], field: str, accept: Callable[[Row], bool]) -> dict[Any, list[Row]]:
+    """The accepted rows, by a field."""
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        if accept(row):
+            found.setdefault(row[field], []).append(row)
+    return found
+
+
+def mean_score(rows: Sequence[Row], sign: int) -> float:
+    """The mean test score; the worst there is if a run has none."""
+    values = [row["test_score"] for row in rows]
+    return -sign * math.inf if None in values else statistics.fmean(values)
+
+
+def standard_error(values: Sequence[float | None]) -> float | None:
+    """Of their mean; None for one value alone, and where one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or len(known) < len(values):
+        return None
+    return statistics.stdev(known) / math.sqrt(len(known))
+
+
+def within(score: float, best: float, error: float, sign: int) -> bool:
+    """Whether a score is at most `error` worse than the best; sign is 1 if higher is better."""
+    return sign * (best - score) <= error + _ROUNDING * max(1.0, abs(best))
+
+
+def chosen_by_validation(fixed: Sequence[Row], sign: int) -> list[Row]:
+    """For each seed the run with the best validation score; the shallower one of equals."""
+
+    def key(row: Row) -> tuple[float, int]:
+        value = row["val_score"]
+        return (-math.inf if value is None else sign * value), -row["depth"]
+
+    return [max(mine, key=key) for _, mine in sorted(by(fixed, "seed", lambda _: True).items())]
+
+
+def cost(udn: Sequence[Row], search: Sequence[Row], field: str) -> float:
+    """What a UDN costs over what all fixed depths cost, of the seeds that both have."""
+    seeds = {row["seed"] for row in udn} & {row["seed"] for row in search}
+    ours = sum(row[field] for row in udn if row["seed"] in seeds)
+    theirs = sum(row[field] for row in search if row["seed"] in seeds)
+    return ours / theirs if theirs else math.inf
+
+
+def near(depths: Sequence[float]) -> bool:
+    """Whether mean depths differ by at most a tenth of their mean."""
+    return max(depths) - min(depths) <= WITHIN * statistics.fmean(depths) + _ROUNDING
+
+
+def same_ends(starts: Sequence[Start], error: float | None) -> bool | None:
+    """Whether all starts lead to one E[ℓ] and to one score; None for one start alone."""
+    if len(starts) < 2 or error is None:
+        return None
+    scores = [one.score for one in starts]
+    apart = max(scores) - min(scores)
+    return near([one.depth_mean for one in starts]) and apart <= error + _ROUNDING
+
+
+# Over the problems -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One thing to reach: on which share of the problems it must hold; the cost on average."""
+
+    name: str
+    field: str  # of `Verdict`
+    goal: float
+    about: str
+
+
+CRITERIA = (
+    Criterion("regret", "regret", 0.85, "not worse than the best fixed depth by more than 1 s.e."),
+    Criterion("search", "as_chosen", 0.60, "at least as good as the depth that validation chooses"),
+    Criterion("cost", "cheap", 0.0, "at most ¼ of that search's seconds and arithmetic"),
+    Criterion("parsimony", "parsimony", 0.80, "mode at most 2 above the smallest depth in 1 s.e."),
+    Criterion("start", "start", 0.80, "E[ℓ] within 10 % and score within 1 s.e. from every start"),
+    Criterion("length", "length", 0.80, "E[ℓ] within 10 % after the longer training"),
+)
+
+
+def share(verdicts: Iterable[Verdict], field: str) -> tuple[int, int]:
+    """On how many problems it holds, of how many that were judged."""
+    judged = [getattr(one, field) for one in verdicts if getattr(one, field) is not None]
+    return sum(judged), len(judged)
+
+
+def costs(verdicts: Sequence[Verdict]) -> tuple[float, float]:
+    """Seconds and arithmetic over the search's, on average over the problems."""
+    return (
+        statistics.fmean(one.seconds for one in verdicts),
+        statistics.fmean(one.arithmetic for one in verdicts),
+    )
+
+
+def reached(verdicts: Sequence[Verdict], criterion: Criterion) -> bool | None:
+    """Whether it holds often enough, for the cost on average; None if no problem was judged."""
+    held, judged = share(verdicts, criterion.field)
+    if not judged:
+        return None
+    if criterion.field == "cheap":
+        return max(costs(verdicts)) <= COST
+    return held >= criterion.goal * judged - _ROUNDING
+
+
+def _start(mu: float, rows: Sequence[Row], sign: int) -> Start:
+    mean, mode = (statistics.fmean(row[name] for row in rows) for name in _DEPTHS)
+    last = _mean(rows, "last_depth_mean")
+    return Start(mu, mean_score(rows, sign), mean, mode, mean if last is None else last)
+
+
+def _mean(rows: Sequence[Row], field: str) -> float | None:
+    """None where there are no rows, or one has no such number."""
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return statistics.fmean(values) if values and len(values) == len(rows) else None
+
+
+def _sign(task: str) -> int:
+    """1 if a higher score is better."""
+    return 1 if task == "classes" else -1
