@@ -375,13 +375,12 @@ class Eager(Engine):
             row["num_layers"] = model.network.num_layers
             row["lr"] = float(member.optimizer.param_groups[0]["lr"])
             rule = member.judge
-            if rule is not None:
-                row |= rule.columns()
             if member.scores.sets:
                 keep = None if rule is None else VALIDATION
                 row |= member.scores(model, member.options.autocast, keep)
             if rule is not None:
                 held_out.look(rule, model, member.scores)
+                row |= rule.columns()
         return {"step": member.steps, **row}
 
 

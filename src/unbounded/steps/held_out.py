@@ -22,13 +22,18 @@ _FARTHEST = 4.0  # layers from the place to the farthest candidate
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
-_STILL = 0.05  # of E[ℓ], by which it and the width of q may change at rest
-_EARLIEST = 500.0  # steps between two checks of rest, at least
+_FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
+_STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
+_EARLIEST = 500.0  # steps for which q has to stay, at least
 
 # Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
-# looks in all; E[ℓ] and steps at the last check of rest; whether q rests; steps in all; the
-# deviation of ℓ at that check.
-_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _CHECKED, _RESTS, _TOTAL, _WIDTH = range(9)
+# looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
+# all; this epoch's score under q and its standard error.
+_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL = range(9)
+_SCORE, _ERROR, _COUNT = 9, 10, 11
+
+COLUMNS = ("depth_settled", "held_out_score", "held_out_error")
+"""What the history keeps of the rule."""
 
 
 class HeldOutAscent(DepthRule):
@@ -45,20 +50,22 @@ class HeldOutAscent(DepthRule):
     is g_ℓ = mean_i(r_iℓ − r_iℓ₋₁), known up to its standard error e_ℓ. Between epochs μ and s take
     a step towards the maximum over members near by of
 
-        Σ_ℓ q(ℓ) U_ℓ + T·H(q),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − floor],   T = 1 + caution·d.
+        Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ r),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − floor],
+        T = 1 + caution·d.
 
     So a layer has to be worth more than its noise and `floor` nats on the n held-out rows, or q
-    goes without it; where nothing is to be gained, depth falls. H is the entropy, and d how many
-    nats the score has drifted by within the memory: as long as the network learns quickly, the
-    gains of a moment ago say little, T is high and q is wide; all depths learn, and the shallow
-    ones can show what they are able to. When learning slows down, q narrows by itself.
+    goes without it; where nothing is to be gained, depth falls. d is how many nats the score has
+    drifted by within the memory: as long as the network learns quickly, the gains of a moment ago
+    say little. T is high then and q near the reference r, a wide normal: wherever q began, all of
+    the first depths learn, and the shallow ones can show what they are able to. When learning slows
+    down, q leaves r and narrows by itself, as in simulated annealing.
 
     While no depth is better than guessing on held-out rows, they cannot tell what layers are worth.
     Gains on training rows stand in until something generalises: a network that stayed shallow
     for want of evidence would never produce any.
 
-    It rests when E[ℓ] has moved by less than a quarter of a layer while the steps so far have grown
-    by half, with little drift: the history's column `depth_settled` is then 1.
+    It rests when q has stayed within 5 % while the steps so far have grown by half: the history's
+    column `depth_settled` is then 1. From then on q moves only if it gains `floor` nats by that.
 
     The family must be a `TruncatedNormal`; `fit` needs a `validation` set.
 
@@ -67,7 +74,8 @@ class HeldOutAscent(DepthRule):
         speed: the largest change of μ in a step.
         price: standard errors that are taken off each gain.
         floor: nats that a layer must gain on the held-out rows besides.
-        caution: how much wider q is for each nat of drift.
+        caution: how much more r counts for each nat of drift.
+        reference: place and spread of r.
         narrowest: the smallest spread.
     """
 
@@ -80,7 +88,8 @@ class HeldOutAscent(DepthRule):
         speed: float = 0.0125,
         price: float = 1.0,
         floor: float = 3.0,
-        caution: float = 4.0,
+        caution: float = 1.0,
+        reference: tuple[float, float] = (4.0, 4.0),
         narrowest: float = 0.5,
     ):
         if not 0 < memory < 1:
@@ -95,13 +104,16 @@ class HeldOutAscent(DepthRule):
         self.memory, self.speed = float(memory), float(speed)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
         self.narrowest = float(narrowest)
+        self.reference = float(reference[0]), float(reference[1])
+        if not (math.isfinite(self.reference[0]) and 0 < self.reference[1] < math.inf):
+            raise ValueError(f"reference must be a place and a spread, got {reference}")
         # Tensors of the models that the rule moves, one or many: the first axis is theirs.
         self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
         self._train = _numbers(1, 0)  # their running means
         self._rows = _numbers(1, 0, 0)  # running means of r, (member, depth, rows)
         self._fast = _numbers(1, 0)  # means of r with a quarter of the memory, by depth
         self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
-        self._state = _numbers(1, 9)  # single numbers, by the names above
+        self._state = _numbers(1, _COUNT)  # single numbers, by the names above
         self._steps = torch.tensor(_PLACES), torch.tensor(_SPREADS)
 
     # One model in training
@@ -160,10 +172,9 @@ class HeldOutAscent(DepthRule):
                 f"{type(model.depth).__name__} has none"
             )
 
-    @property
-    def rests(self) -> Tensor:
-        """1 for each model whose q has settled, `(members,)`."""
-        return self._state[:, _RESTS]
+    def told(self) -> Tensor:
+        """The numbers of `columns` for each model, `(members, 3)`."""
+        return self._state[:, [_RESTS, _SCORE, _ERROR]].clamp(max=1)
 
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""
@@ -171,7 +182,7 @@ class HeldOutAscent(DepthRule):
             setattr(self, name, _enlarged(getattr(self, name), (members, size), device))
         rows = max(rows, self._rows.shape[2])
         self._rows = _enlarged(self._rows, (members, size, rows), device)
-        self._state = _enlarged(self._state, (members, 9), device)
+        self._state = _enlarged(self._state, (members, _COUNT), device)
         self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
 
     def add(self, log_lik: Tensor, steps: Tensor) -> None:
@@ -225,10 +236,10 @@ class HeldOutAscent(DepthRule):
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
         state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
-        expected = (q[..., None] * self._rows[:, :depth]).sum(1, keepdim=True)
-        error = _standard_error(expected, _mean(expected, weights), weights)[:, 0]
-        noise = error * _total(self._rows, weights)
-        self._check_rest(q, noise)
+        under_q = (q[..., None] * scores).sum(1, keepdim=True)
+        state[:, _SCORE] = _mean(under_q, weights)[:, 0]
+        state[:, _ERROR] = _standard_error(under_q, _mean(under_q, weights), weights)[:, 0]
+        self._check_rest(q, state[:, _ERROR] * _total(self._rows, weights))
         self._sums.zero_()
 
     def _generalises(
@@ -247,16 +258,14 @@ class HeldOutAscent(DepthRule):
         depths = torch.arange(1, q.shape[1] + 1, device=q.device)
         mean = (q * depths).sum(1)
         width = (q * (depths - mean[:, None]) ** 2).sum(1).sqrt()
-        state, total, checked = self._state, self._state[:, _TOTAL], self._state[:, _CHECKED]
-        is_time = total > torch.maximum(1.5 * checked, checked + _EARLIEST)
-        stays = (mean - state[:, _MEAN]).abs() + (width - state[:, _WIDTH]).abs() < _STILL * (
-            1 + mean
-        )
-        calm = (state[:, _DRIFT] < noise) & (state[:, _GENERALISES] > 0)
-        state[:, _RESTS] = torch.maximum(state[:, _RESTS], (is_time & stays & calm).double())
-        begins = is_time | ~calm  # from here on q has to stay
-        for place, value in ((_MEAN, mean), (_WIDTH, width), (_CHECKED, total)):
-            state[:, place] = torch.where(begins, value, state[:, place])
+        state, total, arrived = self._state, self._state[:, _TOTAL], self._state[:, _ARRIVED]
+        apart = (mean - state[:, _MEAN]).abs() + (width - state[:, _WIDTH]).abs()
+        stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT] < noise
+        long_since = total > torch.maximum(1.5 * arrived, arrived + _EARLIEST)
+        rests = stays & calm & long_since & (state[:, _GENERALISES] > 0)
+        state[:, _RESTS] = torch.where(stays, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
+        for place, value in ((_MEAN, mean), (_WIDTH, width), (_ARRIVED, total)):
+            state[:, place] = torch.where(stays, state[:, place], value)
 
     @torch.no_grad()
     def moved(
@@ -282,51 +291,34 @@ class HeldOutAscent(DepthRule):
         stride, stretch = pace.clamp(max=_FARTHEST), steps * self.speed / 5
         places = (pace[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
         spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp()
-        widest = (place / 2).clamp(min=1)[:, None]
+        widest = (place / 2).clamp(min=2)[:, None]
         spreads = (spreads * spread[:, None]).minimum(widest).clamp(min=self.narrowest)
-        # The spread first, by all that may change; then the place, by what is known now.
-        temperature = 1 + self.caution * state[:, _DRIFT]
-        here = place[:, None].expand_as(spreads)
-        to_spread = self._best(family, here, spreads, worth, temperature)
-        change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
-        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
-        places = (place[:, None] + places).clamp(min=0.5)
-        like = new_spread[:, None].expand_as(places)
-        to_place = self._best(family, places, like, worth, torch.ones_like(place), of_place=True)
-        step = torch.clamp(to_place - place, -stride, stride)
-        moves = (steps > 0) & (state[:, _RESTS] == 0)
-        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
-
-    def _best(
-        self,
-        family: TruncatedNormal,
-        places: Tensor,
-        spreads: Tensor,
-        worth: Tensor,
-        temperature: Tensor,
-        of_place: bool = False,
-    ) -> Tensor:
-        """The spread (or place) of each member's best candidate, `(members,)`.
-
-        Args:
-            family: stands for all.
-            places: of the candidates, `(members, candidates)`; the middle one is the present.
-            spreads: likewise.
-            worth: U_ℓ, `(members, depth)`.
-            temperature: T, `(members,)`.
-            of_place: whether to return the place.
-        """
+        at_place, at_spread = torch.broadcast_tensors(
+            (place[:, None] + places).clamp(min=0.5)[:, :, None], spreads[:, None, :]
+        )
         # As far as a member at the last depth can reach that is as wide as any.
-        depth = worth.shape[1]
         size = math.ceil(2.2 * depth) + 12
-        log_q = family.log_probs_at(family.numbers_of(places, spreads), size)
+        log_q = family.log_probs_at(family.numbers_of(at_place, at_spread), size)
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
-        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
-        bound = (q * value[:, None]).sum(-1) - temperature[:, None] * (q * log_q).sum(-1)
-        bound[:, bound.shape[1] // 2] += 1e-6  # ties: stay
-        best = bound.argmax(1, keepdim=True)
-        return (places if of_place else spreads).gather(1, best)[:, 0]
+        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)[:, None, None]
+        temperature = (1 + self.caution * state[:, _DRIFT])[:, None, None]
+        bound = (q * value).sum(-1) - temperature * (q * (log_q - self._log_reference(q))).sum(-1)
+        middle = bound[:, len(_PLACES) // 2, len(_SPREADS) // 2]
+        highest, best = bound.flatten(1).max(1, keepdim=True)
+        to_place, to_spread = (t.flatten(1).gather(1, best)[:, 0] for t in (at_place, at_spread))
+        step = torch.clamp(to_place - place, -stride, stride)
+        change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
+        least = torch.where(state[:, _RESTS] > 0, self.floor, 1e-6)
+        moves = (steps > 0) & (highest[:, 0] > middle + least) & (state[:, _RESTS] < _FOR_GOOD)
+        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
+        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
+
+    def _log_reference(self, like: Tensor) -> Tensor:
+        """log r(ℓ) for ℓ = 1 … as many as the last axis has."""
+        place, spread = self.reference
+        depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
+        return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
 
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""
@@ -346,12 +338,13 @@ class HeldOutAscent(DepthRule):
     # The rest
 
     def columns(self) -> dict[str, float]:
-        """What the history keeps: whether q rests."""
-        return {"depth_settled": int(self._state[0, _RESTS])}
+        """Whether q rests, and this epoch's mean of r under q with its standard error."""
+        found = dict(zip(COLUMNS, self.told()[0].tolist(), strict=True))
+        return {**found, "depth_settled": int(found["depth_settled"])}
 
     def rest(self) -> None:
         """Leave q where it is from now on."""
-        self._state[:, _RESTS] = 1
+        self._state[:, _RESTS] = _FOR_GOOD
 
     def state(self) -> dict[str, Tensor]:
         """All running means."""
@@ -373,7 +366,7 @@ class HeldOutAscent(DepthRule):
             if not bool(torch.isfinite(value).all()):
                 raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
         if bool((state["seen"] < 0).any()) or bool(
-            (state["state"][:, [_SINCE, _DRIFT, _LOOKS, _CHECKED, _TOTAL]] < 0).any()
+            (state["state"][:, [_SINCE, _DRIFT, _LOOKS, _ARRIVED, _TOTAL]] < 0).any()
         ):
             raise FileError("the counts of the rule should be at least 0")
 

@@ -23,6 +23,8 @@ from unbounded.training.progress import Progress
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
+_ANOTHER_DEPTH = 0.05  # of 1 + E[ℓ]: from then on it is another one
+
 MANY_LAYERS = 100
 """At this depth, and at each doubling, a warning says that the depth keeps growing."""
 
@@ -285,10 +287,11 @@ class Trainer:
             score = log_score
         elif not likelihood.higher_is_better:
             score = -score
-        if member.best is not None and (score, log_score) <= member.best.key:
+        key, best = (score, log_score), member.best
+        if best is not None and key <= best.key and not _has_moved_on(row, best.row):
             member.bad_epochs += 1
             return False
-        member.best, member.bad_epochs = BestEpoch(self.epoch, (score, log_score), row), 0
+        member.best, member.bad_epochs = BestEpoch(self.epoch, key, row), 0
         return True
 
     def _note_failures(self) -> None:
@@ -374,6 +377,17 @@ class Trainer:
             self.seconds,
             self.engine.optimizer(number),
         )
+
+
+def _has_moved_on(row: Row, best: Row) -> bool:
+    """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
+
+    Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them.
+    """
+    if "held_out_score" not in row:
+        return False
+    moved = abs(row["depth_mean"] - best["depth_mean"]) > _ANOTHER_DEPTH * (1 + row["depth_mean"])
+    return moved and row["held_out_score"] >= best["held_out_score"] - row["held_out_error"]
 
 
 class _Writer:

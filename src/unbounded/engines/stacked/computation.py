@@ -29,6 +29,7 @@ from unbounded.layers.stacks import (
     untrained,
 )
 from unbounded.model import UDN, check_prior_mass
+from unbounded.steps.held_out import COLUMNS
 from unbounded.steps.objective import SMALLEST_USE
 
 # Rows times members scored at a time: large for a GPU's many units, small for a CPU's caches.
@@ -88,7 +89,7 @@ class Computation:
         self.columns = list(
             dict.fromkeys(
                 ["step", *TERMS, "depth_mean", "max_depth", "num_layers", *names, "failed"]
-                + (["depth_settled"] if self.rule is not None else [])
+                + (list(COLUMNS) if self.rule is not None else [])
             )
         )
 
@@ -380,8 +381,6 @@ class Computation:
             "num_layers": state["born"].double(),
             "failed": state["failed"].double(),
         }
-        if self.rule is not None:
-            named["depth_settled"] = self.rule.rule.rests.clone()
         for name, data in self.sets.items():
             rule = self.rule if name == VALIDATION else None
             score, log_score = self._score_set(data, log_q, rule)
@@ -389,6 +388,7 @@ class Computation:
             named[f"{name}_log_score"] = log_score
         if self.rule is not None:
             self.rule.see(log_q, state["alive"])
+            named |= dict(zip(COLUMNS, self.rule.rule.told().unbind(1), strict=True))
         state["row"].copy_(torch.stack([named[column] for column in self.columns], 1))
 
     @property
