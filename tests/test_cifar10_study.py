@@ -199,7 +199,7 @@ def test_words_of_the_options():
         (["--seeds", "1,x"], "a count or a list of whole numbers, got '1,x'"),
         (["--lambda0", "0"], "positive numbers were expected, got '0'"),
         (["--lambda0", "inf"], "positive numbers were expected, got 'inf'"),
-        (["--rules", "descent"], "there is no 'descent'; there are: ascent, gradient"),
+        (["--rules", "descent"], "there is no 'descent'; there are: settled, ascent"),
         (["--classes", "deer,cow"], "there is no 'cow'; there are: all, airplane"),
         (["--classes", "deer"], "at least two different ones make a group, got 'deer'"),
         (["--classes", "car,automobile"], "at least two different ones"),

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unbounded as ub
 from helpers import classes, numbers, same, state
-from unbounded.training import HeldOutAscent
+from unbounded.engines import Eager, Graphs, graphs
+from unbounded.training import Augment, HeldOutAscent, ImageData
 
 ROWS = 400
 
@@ -150,6 +151,51 @@ def test_a_population_under_eager_equals_lone_models():
     for one, member in zip(lone, models, strict=True):
         ub.fit(one, x, y, depth_rule=HeldOutAscent(), **options)
         assert same(state(one), state(member))
+
+
+def image_run(engine, **options):
+    draw = torch.Generator().manual_seed(5)
+    y = torch.arange(60) % 3
+    x = torch.randint(0, 90, (60, 8, 8, 3), generator=draw) + 70 * y[:, None, None, None]
+    images = ImageData(x[:40].to(torch.uint8), y[:40], augment=Augment(crop=1))
+    layers = ub.ResidualConv(3, 3, width=8, stages=(1, 1))
+    model = ub.UDN(layers, ub.Categorical(3), ub.TruncatedNormal(3.0, 1.5), seed=2)
+    result = ub.fit(
+        model,
+        images,
+        validation=images.like(x[40:].to(torch.uint8), y[40:]),
+        depth_rule=HeldOutAscent(speed=0.25),
+        engine=engine,
+        **{"epochs": 6, "batch_size": 10, "equal_heads": True, "progress": False} | options,
+    )
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.rows]
+    return model, rows
+
+
+def test_graphs_follow_a_depth_that_moves_between_epochs(monkeypatch, tmp_path):
+    captured = []
+    entry = graphs._Entry.__init__
+
+    def note(self, name, member, support, batch):
+        captured.append(support)
+        entry(self, name, member, support, batch)
+
+    monkeypatch.setattr(graphs._Entry, "__init__", note)
+    model, rows = image_run(Eager(), select="last")
+    lasts = list(dict.fromkeys(row["max_depth"] for row in rows))
+    assert len(lasts) > 2
+    captured_model, found = image_run(Graphs(lag=0), select="last")
+    assert found == rows
+    assert same(state(model), state(captured_model))
+    # One graph for each depth, however often q comes back to it.
+    assert captured == [(1, last) for last in lasts]
+    # With a lag the support follows two steps late; cut and resumed, it does so too.
+    whole, rows = image_run(Graphs(), select="last")
+    path = tmp_path / "run.checkpoint"
+    image_run(Graphs(), select="last", epochs=3, checkpoint=path)
+    rest, found = image_run(Graphs(), select="last", checkpoint=path, resume=True)
+    assert found == rows
+    assert same(state(whole), state(rest))
 
 
 def test_regression_and_a_likelihood_without_a_guess():

@@ -23,7 +23,7 @@ from unbounded.experiments.cifar10.results import (
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 
-RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
+RULE_LABELS = {"settled": "settled", "ascent": "ours", "gradient": "the paper's"}
 ALIKE = 0.25
 """How far apart, as a share of their mean, E[ℓ] may end from different λ₀."""
 
@@ -54,7 +54,7 @@ def accuracy_table(results: Sequence[Result]) -> str:
     models += [(row.label, row, []) for row in published.TABLE if row.model is None]
     main = headline(results)
     models.append((_udn_label(main), printed["udn"], main))
-    for rule in RULES:  # the other rule, from the same λ₀
+    for rule in RULES:  # the other rules, from the same λ₀
         other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
         if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
             models.append((_udn_label(other), None, other))
@@ -104,7 +104,7 @@ def classes_table(results: Sequence[Result]) -> str:
 
 
 def starts_table(results: Sequence[Result]) -> str:
-    """E[ℓ] at the end from each λ₀, for both rules."""
+    """E[ℓ] at the end from each λ₀, for every rule."""
     full = select(results, "udn", ())
     rules = [rule for rule in RULES if select(full, rule=rule)]
     if not rules:
@@ -211,12 +211,12 @@ def _udn_label(runs: Sequence[Result]) -> str:
     if not runs:
         return "UDN"
     run = runs[0]["run"]
-    return f"UDN, λ by {_rule(run['rule'])}, λ₀ = {run['lambda0']:g}"
+    return f"UDN, {_rule(run['rule'])}, λ₀ = {run['lambda0']:g}"
 
 
 def _described(results: Sequence[Result]) -> str:
     kinds = {
-        f"λ by {_rule(r['run']['rule'])} and λ₀ = {r['run']['lambda0']:g}": None
+        f"{_rule(r['run']['rule'])} and λ₀ = {r['run']['lambda0']:g}": None
         for group in {tuple(r["run"]["classes"]): None for r in select(results, "udn")}
         for r in headline(results, group)
     }
@@ -224,7 +224,11 @@ def _described(results: Sequence[Result]) -> str:
 
 
 def _rule(rule: str) -> str:
-    return f"{RULE_LABELS[rule]} rule ({rule})" if rule == "gradient" else "our rule (ascent)"
+    return {
+        "settled": "settled",
+        "ascent": "λ by our rule (ascent)",
+        "gradient": "λ by the paper's rule (gradient)",
+    }[rule]
 
 
 def _integers(runs: Sequence[Result], key: str) -> str:
