@@ -76,6 +76,37 @@ def test_q_is_wide_while_the_network_learns():
     assert wide.spread > 0.7
 
 
+def test_an_epoch_that_is_long_shows_drift_too():
+    """The memory holds several looks, however many steps lie between them."""
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    for epoch in range(6):
+        rule.reserve(model, model.depth.max_depth())
+        rule._state[0] += 1000
+        level = -0.6 + 0.05 * epoch
+        rule.look(model, torch.full((model.depth.max_depth(), ROWS), level), guess, None)
+    assert rule._state[1] > 1
+    assert rule.columns() == {"depth_settled": 0}
+
+
+def test_the_spread_has_an_end():
+    """Layers that cost next to nothing, and a score that drifts: only `widest` stops q."""
+
+    def spread(widest):
+        model, rule = tiny(4.0, 2.0), HeldOutAscent(widest=widest)
+        guess = torch.full((ROWS,), 0.5).double().log()
+        for epoch in range(12):
+            depth = model.depth.max_depth()
+            rule.reserve(model, depth)
+            rule._state[0] += 100
+            rule.look(model, torch.full((depth, ROWS), -0.6 + 0.04 * epoch), guess, None)
+            rule.settle(model, None)
+        return model.depth.spread
+
+    assert spread(float("inf")) > 4
+    assert spread(3.0) == pytest.approx(3.0, abs=1e-3)
+
+
 def test_training_rows_stand_in_while_nothing_generalises():
     """Held-out rows that say nothing must not stop a network from growing."""
     grown, rule = made_up(8, training_only=True, start=1.0)
@@ -240,6 +271,7 @@ def test_refusals():
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     with pytest.raises(ValueError, match="as arrays"):
         ub.fit(tiny(), x, y, validation=loader, **common)
-    for name, value in (("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0)):
+    bad = {"memory": 0, "speed": 2, "price": -1, "narrowest": 0, "widest": 0.4}
+    for name, value in bad.items():
         with pytest.raises(ValueError, match=name):
             HeldOutAscent(**{name: value})

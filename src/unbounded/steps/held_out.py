@@ -22,6 +22,7 @@ _FARTHEST = 4.0  # layers from the place to the farthest candidate
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
+_FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
 _STILL = 0.25  # layers by which E[ℓ] may move and still be at rest
 _EARLIEST = 500.0  # steps between two checks of rest, at least
 
@@ -68,6 +69,9 @@ class HeldOutAscent(DepthRule):
         floor: nats that a layer must gain on the held-out rows besides.
         caution: how much wider q is for each nat of drift.
         narrowest: the smallest spread.
+        widest: the largest spread that q may grow to. Where further layers neither gain nor lose,
+            as those of residual networks, the entropy alone would have q grow without an end for
+            as long as the score drifts; by default up to the number of layers that there are.
     """
 
     needs_held_out = True
@@ -80,6 +84,7 @@ class HeldOutAscent(DepthRule):
         floor: float = 3.0,
         caution: float = 4.0,
         narrowest: float = 0.5,
+        widest: float = math.inf,
     ):
         if not 0 < memory < 1:
             raise ValueError(f"memory must be a share between 0 and 1, got {memory}")
@@ -92,7 +97,9 @@ class HeldOutAscent(DepthRule):
             raise ValueError(f"narrowest must be at least 0.01, got {narrowest}")
         self.memory, self.speed = float(memory), float(speed)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
-        self.narrowest = float(narrowest)
+        if not widest >= narrowest:
+            raise ValueError(f"widest must be at least narrowest, {narrowest}, got {widest}")
+        self.narrowest, self.widest = float(narrowest), float(widest)
         self._sums = _numbers(0)  # of training log-likelihoods since the last look, (depth,)
         self._train = _numbers(0)  # their running means
         self._rows = _numbers(0, 0)  # running means of r, (depth, rows)
@@ -150,6 +157,7 @@ class HeldOutAscent(DepthRule):
         steps = self._state[_SINCE].clamp(min=1)
         self._state[_TOTAL] += steps
         memory = (self.memory * self._state[_TOTAL]).clamp(min=_SHORTEST_MEMORY)
+        memory = torch.maximum(memory, _FEWEST_LOOKS * steps)
         self._seen[depth:] = 0  # who leaves the support comes back as new
         seen = self._seen[:depth].add_(1)
 
@@ -218,7 +226,7 @@ class HeldOutAscent(DepthRule):
         at_place, at_spread = torch.meshgrid(
             (place + places).clamp(min=0.5), spreads.clamp(min=self.narrowest), indexing="ij"
         )
-        at_spread = at_spread.clamp(max=max(float(known), spread))
+        at_spread = at_spread.clamp(max=min(max(float(known), spread), self.widest))
         at = {"mu": at_place, "raw_spread": inverse_softplus_tensor(at_spread)}
         size = int(family.end(at, 4 * known + 64).max())
         log_q = family.log_probs_at(at, size)

@@ -35,6 +35,8 @@ def markdown(results: Sequence[Result]) -> str:
     """Everything as one page of tables."""
     parts = ["### Test accuracy in percent, all ten classes\n", accuracy_table(results)]
     parts += ["### Easy, hard and all classes: accuracy and depth\n", classes_table(results)]
+    fixed = fixed_table(results)
+    parts += ["### Some of the classes: accuracy of every model\n", fixed] if fixed else []
     parts += ["### E[ℓ] at the end, from each λ₀ (all ten classes)\n", starts_table(results)]
     parts += ["### What was to be reached\n", _verdicts(results)]
     parts += ["### How it was run\n", _conditions(results)]
@@ -101,6 +103,20 @@ def classes_table(results: Sequence[Result]) -> str:
             cells.append(_integers(runs, "max_depth"))
         rows.append([classes_label(group), "–" if known is None else f"{known:.0f}", *cells])
     return markdown_table(head, rows) + f"\nAll with {_described(results)}.\n"
+
+
+def fixed_table(results: Sequence[Result]) -> str:
+    """Fixed depths beside the UDN on some of the classes; nothing where there are none."""
+    fixed = [r for r in results if r["run"]["model"] != "udn" and r["run"]["classes"]]
+    depths = sorted({r["run"]["model"] for r in fixed}, key=int)
+    rows = []
+    for group in dict.fromkeys(tuple(r["run"]["classes"]) for r in fixed):
+        cells = [select(fixed, depth, group) for depth in depths] + [headline(results, group)]
+        shown = [_percent(runs) if runs else "–" for runs in cells]
+        depth = _show(cells[-1], "depth_mean") if cells[-1] else "–"
+        rows.append([classes_label(group), *shown, depth])
+    head = ["classes", *map(label, depths), label("udn"), "E[ℓ]"]
+    return markdown_table(head, rows) if rows else ""
 
 
 def starts_table(results: Sequence[Result]) -> str:
