@@ -2,6 +2,7 @@
 
 from unbounded.depth.base import NO_MASS as NO_MASS
 from unbounded.depth.base import DepthFamily as DepthFamily
+from unbounded.depth.base import Numbers as Numbers
 from unbounded.depth.base import check_unbounded as check_unbounded
 from unbounded.depth.finite import FiniteDepth as FiniteDepth
 from unbounded.depth.fixed import FixedDepth as FixedDepth

@@ -66,12 +66,20 @@ class TruncatedNormal(QuantileFamily):
         """s. A host read."""
         return float(_spread(self.raw_spread.detach()))
 
+    def spread_at(self, at: Numbers) -> Tensor:
+        """s of any members, `(*lead,)`, in double precision."""
+        return _spread(at["raw_spread"])
+
+    def numbers_of(self, place: Tensor, spread: Tensor) -> dict[str, Tensor]:
+        """λ of members with these places and spreads, `(*lead,)` each."""
+        return {"mu": place, "raw_spread": inverse_softplus_tensor(spread.double())}
+
     @torch.no_grad()
     def put(self, place: Tensor | float, spread: Tensor | float) -> None:
         """Set μ and s in place, without a host read."""
-        spread = torch.as_tensor(spread, dtype=torch.float64, device=self.mu.device)
-        self.mu.copy_(torch.as_tensor(place))
-        self.raw_spread.copy_(inverse_softplus_tensor(spread))
+        given = (torch.as_tensor(t, device=self.mu.device) for t in (place, spread))
+        for name, value in self.numbers_of(*given).items():
+            getattr(self, name).copy_(value)
 
     def scores(self, at: Numbers, size: int) -> Tensor:
         """log q(ℓ; μ, s), `NO_MASS` beyond m(q)."""

@@ -24,6 +24,11 @@ class DepthRule(ABC):
 
     needs_held_out: ClassVar[bool] = False
     """Whether it looks at the validation set: see `look` and `settle`."""
+    takes_many: ClassVar[bool] = False
+    """Whether its tensors can have an axis of models that train as one computation."""
+
+    def check(self, model: "UDN") -> None:  # noqa: B027
+        """A ValueError if the rule cannot move this model's q."""
 
     @abstractmethod
     def reserve(self, model: "UDN", depth: int) -> bool:

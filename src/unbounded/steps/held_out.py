@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unbounded.depth import TruncatedNormal
-from unbounded.depth.quantiles import inverse_softplus_tensor
+from unbounded.depth import Numbers, TruncatedNormal
 from unbounded.schema import FileError
 from unbounded.steps.depth_rules import DepthRule
 
@@ -63,18 +62,17 @@ class HeldOutAscent(DepthRule):
     The family must be a `TruncatedNormal`; `fit` needs a `validation` set.
 
     Args:
-        memory: which share of the steps so far the running means remember; 64 steps at least.
+        memory: which share of the steps so far the running means remember; 64 steps and four
+            epochs at least.
         speed: the largest change of μ in a step.
         price: standard errors that are taken off each gain.
         floor: nats that a layer must gain on the held-out rows besides.
         caution: how much wider q is for each nat of drift.
         narrowest: the smallest spread.
-        widest: the largest spread that q may grow to. Where further layers neither gain nor lose,
-            as those of residual networks, the entropy alone would have q grow without an end for
-            as long as the score drifts; by default up to the number of layers that there are.
     """
 
     needs_held_out = True
+    takes_many = True
 
     def __init__(
         self,
@@ -84,7 +82,6 @@ class HeldOutAscent(DepthRule):
         floor: float = 3.0,
         caution: float = 4.0,
         narrowest: float = 0.5,
-        widest: float = math.inf,
     ):
         if not 0 < memory < 1:
             raise ValueError(f"memory must be a share between 0 and 1, got {memory}")
@@ -97,45 +94,34 @@ class HeldOutAscent(DepthRule):
             raise ValueError(f"narrowest must be at least 0.01, got {narrowest}")
         self.memory, self.speed = float(memory), float(speed)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
-        if not widest >= narrowest:
-            raise ValueError(f"widest must be at least narrowest, {narrowest}, got {widest}")
-        self.narrowest, self.widest = float(narrowest), float(widest)
-        self._sums = _numbers(0)  # of training log-likelihoods since the last look, (depth,)
-        self._train = _numbers(0)  # their running means
-        self._rows = _numbers(0, 0)  # running means of r, (depth, rows)
-        self._fast = _numbers(0)  # means of r with a quarter of the memory, (depth,)
-        self._seen = _numbers(0)  # looks at each depth since it came into the support
-        self._state = _numbers(8)  # single numbers, by the names above
+        self.narrowest = float(narrowest)
+        # Tensors of the models that the rule moves, one or many: the first axis is theirs.
+        self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
+        self._train = _numbers(1, 0)  # their running means
+        self._rows = _numbers(1, 0, 0)  # running means of r, (member, depth, rows)
+        self._fast = _numbers(1, 0)  # means of r with a quarter of the memory, by depth
+        self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
+        self._state = _numbers(1, 8)  # single numbers, by the names above
+        self._steps = torch.tensor(_PLACES), torch.tensor(_SPREADS)
 
-    # Training
+    # One model in training
 
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for depths 1 … depth; doubles, so it rarely moves."""
-        if not isinstance(model.depth, TruncatedNormal):
-            raise ValueError(
-                "HeldOutAscent moves the place and the spread of a TruncatedNormal; "
-                f"{type(model.depth).__name__} has none"
-            )
-        device = model.anchor.device
-        if self._sums.shape[0] >= depth and self._sums.device == device:
+        self.check(model)
+        device, size = model.anchor.device, self._sums.shape[1]
+        if size >= depth and self._sums.device == device:
             return False
-        size = max(32, 2 * depth, self._sums.shape[0])
-        for name in ("_sums", "_train", "_fast", "_seen"):
-            setattr(self, name, _enlarged(getattr(self, name).to(device), size))
-        self._rows = _enlarged(self._rows.to(device), size)
-        self._state = self._state.to(device)
+        self.make_room(1, max(32, 2 * depth, size), device)
         return True
 
     @torch.no_grad()
     def update(self, gradient: "Gradient") -> None:
         """Add up what each depth explains of the training rows."""
         first, last, _ = gradient.posterior
-        self._sums[first - 1 : last] += gradient.log_lik.double()
-        self._state[_SINCE] += 1
+        self._sums[0, first - 1 : last] += gradient.log_lik.double()
+        self._state[0, _SINCE] += 1
 
-    # Between epochs
-
-    @torch.no_grad()
     def look(
         self, model: "UDN", log_lik: Tensor, guess: Tensor | None, weights: Tensor | None
     ) -> None:
@@ -147,37 +133,100 @@ class HeldOutAscent(DepthRule):
             guess: log p₀(y_i), `(rows,)`; None where the likelihood knows no guess.
             weights: how often each row counts, `(rows,)`.
         """
-        depth, rows = log_lik.shape
+        depth = log_lik.shape[0]
         self.reserve(model, depth)
-        if self._rows.shape[1] != rows:
-            self._rows = self._rows.new_zeros(self._sums.shape[0], rows)
-        scores = log_lik.double()
+        log_q = model.depth.log_probs().detach()[None, :depth]
+        guess, weights = (None if t is None else t[None] for t in (guess, weights))
+        self.see(log_lik[None], log_q, guess, weights)
+
+    @torch.no_grad()
+    def settle(self, model: "UDN", weights: Tensor | None) -> None:
+        """Move μ and s, by what the last look has seen; weights as there."""
+        family = model.depth
+        assert isinstance(family, TruncatedNormal)  # see `reserve`
+        at = {name: tensor.detach()[None] for name, tensor in family.numbers().items()}
+        depth = min(family.max_depth(), self._sums.shape[1])
+        weights = None if weights is None else weights[None]
+        place, spread = self.moved(family, at, slice(0, 1), depth, weights)
+        family.put(place[0], spread[0])
+
+    # Any number of models at once, by tensor operations alone
+
+    def check(self, model: "UDN") -> None:
+        """A ValueError if the rule cannot move its q."""
+        if not isinstance(model.depth, TruncatedNormal):
+            raise ValueError(
+                "HeldOutAscent moves the place and the spread of a TruncatedNormal; "
+                f"{type(model.depth).__name__} has none"
+            )
+
+    @property
+    def rests(self) -> Tensor:
+        """1 for each model whose q has settled, `(members,)`."""
+        return self._state[:, _RESTS]
+
+    def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
+        """Tensors for so many models, depths and held-out rows; what is there stays."""
+        for name in ("_sums", "_train", "_fast", "_seen"):
+            setattr(self, name, _enlarged(getattr(self, name), (members, size), device))
+        rows = max(rows, self._rows.shape[2])
+        self._rows = _enlarged(self._rows, (members, size, rows), device)
+        self._state = _enlarged(self._state, (members, 8), device)
+        self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
+
+    def add(self, log_lik: Tensor, steps: Tensor) -> None:
+        """Add a step's mean log-likelihoods `(members, depth)`, of those who make it `(members,)`.
+
+        Depths outside of a member's support are to be 0.
+        """
+        self._sums[:, : log_lik.shape[1]] += torch.where(steps[:, None], log_lik.double(), 0.0)
+        self._state[:, _SINCE] += steps
+
+    @torch.no_grad()
+    def see(
+        self, log_lik: Tensor, log_q: Tensor, guess: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """Bring the running means of all members up to date after an epoch.
+
+        Args:
+            log_lik: log p(y_i; Ω_ℓ(x_i)), `(members, depth, rows)`.
+            log_q: log q(ℓ), `(members, depth)`; depths without mass are as good as not there.
+            guess: log p₀(y_i), `(members, rows)`.
+            weights: how often each row counts, `(members, rows)`.
+        """
+        members, depth, rows = log_lik.shape
+        if self._rows.shape[2] != rows:
+            self._rows = self._rows.new_zeros(members, self._sums.shape[1], rows)
+        state, scores, q = self._state, log_lik.double(), log_q.double().exp()
+        inside = q > 0
         if guess is not None:
-            scores = torch.logaddexp(scores, guess.double()) - math.log(2)
-        steps = self._state[_SINCE].clamp(min=1)
-        self._state[_TOTAL] += steps
-        memory = (self.memory * self._state[_TOTAL]).clamp(min=_SHORTEST_MEMORY)
+            guess = guess.double()
+            scores = torch.logaddexp(scores, guess[:, None]) - math.log(2)
+        scores = torch.where(inside[..., None], scores, 0.0)
+        steps = state[:, _SINCE].clamp(min=1)
+        state[:, _TOTAL] += steps
+        memory = (self.memory * state[:, _TOTAL]).clamp(min=_SHORTEST_MEMORY)
         memory = torch.maximum(memory, _FEWEST_LOOKS * steps)
-        self._seen[depth:] = 0  # who leaves the support comes back as new
-        seen = self._seen[:depth].add_(1)
+        seen = self._seen[:, :depth]
+        seen.copy_(torch.where(inside, seen + 1, 0.0))  # who leaves the support comes back as new
+        self._seen[:, depth:] = 0
 
         def towards(kept: Tensor, new: Tensor, memory: Tensor) -> None:
-            rate = torch.maximum(steps / memory, 2 / (seen + 1)).clamp(max=1)
-            kept[:depth] += (new - kept[:depth]) * rate.view(-1, *[1] * (new.dim() - 1))
+            rate = torch.maximum((steps / memory)[:, None], 2 / (seen + 1)).clamp(max=1) * inside
+            kept[:, :depth] += (new - kept[:, :depth]) * rate.view(
+                *rate.shape, *[1] * (new.dim() - 2)
+            )
 
         towards(self._rows, scores, memory)
         towards(self._fast, _mean(scores, weights), memory / 4)
-        towards(self._train, self._sums[:depth] / steps, memory / 4)
-        log_q = model.depth.log_probs()[:depth].double()
-        q = log_q.exp() / log_q.exp().sum()
-        total = self._total(weights)
-        slow = _mean(self._rows[:depth], weights)
-        gap = (q * (self._fast[:depth] - slow)).sum().abs() * total
-        self._state[_LOOKS] += 1
-        rate = torch.maximum(4 * steps / memory, 2 / (self._state[_LOOKS] + 1)).clamp(max=1)
-        self._state[_DRIFT] += (gap - self._state[_DRIFT]) * rate
-        self._state[_GENERALISES] = self._generalises(slow, q, guess, weights)
-        self._check_rest((q * torch.arange(1, depth + 1, device=q.device)).sum())
+        towards(self._train, self._sums[:, :depth] / steps[:, None], memory / 4)
+        slow = _mean(self._rows[:, :depth], weights)
+        gap = (q * (self._fast[:, :depth] - slow)).sum(1).abs() * _total(self._rows, weights)
+        state[:, _LOOKS] += 1
+        rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
+        state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
+        state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
+        self._check_rest((q * torch.arange(1, depth + 1, device=q.device)).sum(1))
         self._sums.zero_()
 
     def _generalises(
@@ -185,91 +234,94 @@ class HeldOutAscent(DepthRule):
     ) -> Tensor:
         """1 if the best depth that is trained beats guessing on held-out rows for sure, else 0."""
         if guess is None:
-            return slow.new_ones(())
-        best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(0, keepdim=True)
-        ahead = self._rows.index_select(0, best)[0] - guess.double()
-        mean = _mean(ahead[None], weights)[0]
-        error = _standard_error(ahead[None], mean[None], weights)[0]
-        return (mean > _SURE * error).double()
+            return slow.new_ones(len(slow))
+        best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
+        ahead = self._rows.gather(1, best.expand(-1, 1, self._rows.shape[2])) - guess[:, None]
+        mean = _mean(ahead, weights)
+        return (mean > _SURE * _standard_error(ahead, mean, weights))[:, 0].double()
 
     def _check_rest(self, mean: Tensor) -> None:
         """Rest once E[ℓ] has stayed while the steps grew by half, and nothing drifts."""
-        is_time = self._state[_TOTAL] > torch.maximum(
-            1.5 * self._state[_CHECKED], self._state[_CHECKED] + _EARLIEST
-        )
-        stays = (mean - self._state[_MEAN]).abs() < _STILL
-        calm = (self._state[_DRIFT] < 1) & (self._state[_GENERALISES] > 0)
-        self._state[_RESTS] = torch.maximum(self._state[_RESTS], (is_time & stays & calm).double())
-        self._state[_MEAN] = torch.where(is_time, mean, self._state[_MEAN])
-        self._state[_CHECKED] = torch.where(is_time, self._state[_TOTAL], self._state[_CHECKED])
+        state, total, checked = self._state, self._state[:, _TOTAL], self._state[:, _CHECKED]
+        is_time = total > torch.maximum(1.5 * checked, checked + _EARLIEST)
+        stays = (mean - state[:, _MEAN]).abs() < _STILL
+        calm = (state[:, _DRIFT] < 1) & (state[:, _GENERALISES] > 0)
+        state[:, _RESTS] = torch.maximum(state[:, _RESTS], (is_time & stays & calm).double())
+        state[:, _MEAN] = torch.where(is_time, mean, state[:, _MEAN])
+        state[:, _CHECKED] = torch.where(is_time, total, checked)
 
     @torch.no_grad()
-    def settle(self, model: "UDN", weights: Tensor | None) -> None:
-        """Move μ and s, by what the last look has seen; weights as there."""
-        family = model.depth
-        assert isinstance(family, TruncatedNormal)  # see `reserve`
-        steps, drift, generalises = (
-            self._state[_SINCE].clone(),
-            self._state[_DRIFT],
-            self._state[_GENERALISES],
+    def moved(
+        self, family: TruncatedNormal, at: Numbers, of: slice, depth: int, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """μ and s after what the last look has seen, `(members,)` each.
+
+        Args:
+            family: stands for all of these members.
+            at: their λ.
+            of: which members they are.
+            depth: how many depths there are, of the deepest.
+            weights: how often each held-out row counts, `(members, rows)`.
+        """
+        state, place = self._state[of], at["mu"].double()
+        spread = family.spread_at(at)
+        steps = state[:, _SINCE].clone()
+        state[:, _SINCE] = 0
+        log_q = family.log_probs_at(at, depth)
+        worth = self._worth(log_q.exp(), of, weights)
+        stride = (steps * self.speed).clamp(max=_FARTHEST)
+        stretch = steps * self.speed / 5
+        places = (stride[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
+        spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp()
+        known = (self._seen[of] > 0).sum(1)
+        widest = torch.maximum(known / 2 + 1, spread)[:, None]
+        at_place = (
+            (place[:, None] + places).clamp(min=0.5)[:, :, None].expand(-1, -1, len(_SPREADS))
         )
-        self._state[_SINCE] = 0
-        if not bool(steps > 0) or bool(self._state[_RESTS]):  # a host read an epoch
-            return
-        place, spread = family.mu.detach().double(), family.spread
-        known = int((self._seen > 0).sum())
-        worth = self._worth(model, known, generalises, weights)
-        stride = min(float(steps) * self.speed, _FARTHEST)
-        places = (stride * place.new_tensor(_PLACES)).clamp(-_FARTHEST, _FARTHEST)
-        stretch = float(steps) * self.speed / 5
-        spreads = (stretch * place.new_tensor(_SPREADS)).clamp(-2, 2).exp() * spread
-        at_place, at_spread = torch.meshgrid(
-            (place + places).clamp(min=0.5), spreads.clamp(min=self.narrowest), indexing="ij"
-        )
-        at_spread = at_spread.clamp(max=min(max(float(known), spread), self.widest))
-        at = {"mu": at_place, "raw_spread": inverse_softplus_tensor(at_spread)}
-        size = int(family.end(at, 4 * known + 64).max())
-        log_q = family.log_probs_at(at, size)
+        at_spread = (spreads * spread[:, None]).clamp(min=self.narrowest).minimum(widest)
+        at_spread = at_spread[:, None].expand_as(at_place)
+        near = family.numbers_of(at_place, at_spread)
+        # As far as a member at the last depth can reach that is as wide as any.
+        size = math.ceil(2.2 * depth) + 12
+        log_q = family.log_probs_at(near, size)
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
-        value = torch.cat([worth, worth[-1:].expand(max(size - known, 0))])[:size]
-        bound = (q * value).sum(-1) - (1 + self.caution * drift) * (q * log_q).sum(-1)
-        bound[len(_PLACES) // 2, len(_SPREADS) // 2] += 1e-6  # ties: stay
-        best = bound.flatten().argmax()
-        new_place = place + (at_place.flatten()[best] - place).clamp(-stride, stride)
-        change = (at_spread.flatten()[best] / spread).log().clamp(-stretch, stretch)
-        family.put(new_place, (spread * change.exp()).clamp(min=self.narrowest))
+        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)[:, None, None]
+        temperature = (1 + self.caution * state[:, _DRIFT])[:, None, None]
+        bound = (q * value).sum(-1) - temperature * (q * log_q).sum(-1)
+        bound[:, len(_PLACES) // 2, len(_SPREADS) // 2] += 1e-6  # ties: stay
+        best = bound.flatten(1).argmax(1, keepdim=True)
+        to_place, to_spread = (t.flatten(1).gather(1, best)[:, 0] for t in (at_place, at_spread))
+        step = torch.clamp(to_place - place, -stride, stride)
+        change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
+        moves = (steps > 0) & (state[:, _RESTS] == 0)
+        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
+        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
 
-    def _worth(
-        self, model: "UDN", known: int, generalises: Tensor, weights: Tensor | None
-    ) -> Tensor:
-        """U_ℓ of the depths that there are, `(known,)`."""
-        gains = self._rows[:known].diff(dim=0)
+    def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
+        """U_ℓ of the depths that there are, `(members, depth)`."""
+        depth = q.shape[1]
+        state, rows = self._state[of], self._rows[of, :depth]
+        gains = rows.diff(dim=1)
         gain = _mean(gains, weights)
         error = _standard_error(gains, gain, weights)
-        training = self._train[:known].diff()
-        gain = torch.where(generalises > 0, gain, training)
-        doubt = torch.where(generalises > 0, self.price, self.price * _TRAINING_DOUBT)
-        net = self._total(weights) * (gain - doubt * error) - self.floor
-        q = model.depth.log_probs().exp().double()
-        trained = torch.zeros(known, dtype=torch.float64, device=q.device)
-        trained[: len(q)] = q[:known]
-        net = torch.where(trained[1:] > _LITTLE, net, 0.0)
-        return torch.cat([net.new_zeros(1), net.cumsum(0)])
-
-    def _total(self, weights: Tensor | None) -> Tensor | int:
-        """n, the number of held-out rows."""
-        return self._rows.shape[1] if weights is None else weights.double().sum()
+        generalises = (state[:, _GENERALISES] > 0)[:, None]
+        gain = torch.where(generalises, gain, self._train[of, :depth].diff())
+        doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
+        net = _total(rows, weights)[:, None] * (gain - doubt * error) - self.floor
+        trained = (q > _LITTLE) & (self._seen[of, :depth] > 0)
+        net = torch.where(trained[:, 1:], net, 0.0)
+        return torch.cat([net.new_zeros(len(net), 1), net.cumsum(1)], 1)
 
     # The rest
 
     def columns(self) -> dict[str, float]:
         """What the history keeps: whether q rests."""
-        return {"depth_settled": int(self._state[_RESTS])}
+        return {"depth_settled": int(self._state[0, _RESTS])}
 
     def rest(self) -> None:
         """Leave q where it is from now on."""
-        self._state[_RESTS] = 1
+        self._state[:, _RESTS] = 1
 
     def state(self) -> dict[str, Tensor]:
         """All running means."""
@@ -279,14 +331,19 @@ class HeldOutAscent(DepthRule):
     def check_state(self, state: dict[str, Tensor]) -> None:
         """Means of one length, of finite numbers."""
         super().check_state(state)
-        lengths = {len(state[name]) for name in ("sums", "train", "rows", "fast", "seen")}
-        if len(lengths) != 1 or state["state"].shape != self._state.shape:
+        lengths = {state[name].shape[:2] for name in ("sums", "train", "rows", "fast", "seen")}
+        members = self._state.shape[0]
+        if (
+            len(lengths) != 1
+            or next(iter(lengths))[0] != members
+            or state["state"].shape != (self._state.shape)
+        ):
             raise FileError("the tensors of the rule should be of one length")
         for name, value in state.items():
             if not bool(torch.isfinite(value).all()):
                 raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
         if bool((state["seen"] < 0).any()) or bool(
-            (state["state"][[_SINCE, _DRIFT, _LOOKS, _CHECKED, _TOTAL]] < 0).any()
+            (state["state"][:, [_SINCE, _DRIFT, _LOOKS, _CHECKED, _TOTAL]] < 0).any()
         ):
             raise FileError("the counts of the rule should be at least 0")
 
@@ -300,25 +357,34 @@ def _numbers(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.float64)
 
 
-def _enlarged(tensor: Tensor, size: int) -> Tensor:
-    """With room for `size` depths; what is there stays."""
-    result = tensor.new_zeros(size, *tensor.shape[1:])
-    result[: len(tensor)] = tensor
+def _enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor of that shape, on the device, which begins with what is there."""
+    result = torch.zeros(shape, dtype=tensor.dtype, device=device)
+    result[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(device)
     return result
 
 
+def _total(rows: Tensor, weights: Tensor | None) -> Tensor:
+    """n, the number of held-out rows, of `(members, depth, rows)`: `(members,)`."""
+    if weights is None:
+        return rows.new_full((len(rows),), rows.shape[2])
+    return weights.double().sum(1)
+
+
 def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Over the rows: `(depth, rows)` → `(depth,)`."""
+    """Over the rows: `(members, depth, rows)` → `(members, depth)`."""
     if weights is None:
         return values.mean(-1)
     weights = weights.double()
-    return values @ weights / weights.sum()
+    return (values @ weights[..., None])[..., 0] / weights.sum(1, keepdim=True)
 
 
 def _standard_error(values: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
-    """Of such a mean: `(depth,)`."""
-    squares = (values - mean[:, None]) ** 2
+    """Of such a mean: `(members, depth)`."""
+    squares = (values - mean[..., None]) ** 2
     if weights is None:
         return (squares.mean(-1) / max(values.shape[-1] - 1, 1)).sqrt()
     weights = weights.double()
-    return (squares @ weights**2).sqrt() / weights.sum()
+    count = weights.sum(1, keepdim=True) ** 2 / (weights**2).sum(1, keepdim=True)  # as if equal
+    variance = (squares @ weights[..., None] ** 2)[..., 0] / weights.sum(1, keepdim=True) ** 2
+    return (variance * count / (count - 1).clamp(min=1)).sqrt()

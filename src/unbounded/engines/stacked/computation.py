@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import elbo, growth
-from unbounded.engines.base import TERMS, TrainingTask
+from unbounded.engines.base import TERMS, VALIDATION, TrainingTask
 from unbounded.engines.stacked.costs import WeightCosts
 from unbounded.engines.stacked.data import MemberData, MemberOrders
 from unbounded.engines.stacked.likelihoods import LikelihoodStack
 from unbounded.engines.stacked.networks import VmapStack
 from unbounded.engines.stacked.optimizers import RowCoefficients, RowOptimizer
 from unbounded.engines.stacked.posterior import DepthPosteriors
+from unbounded.engines.stacked.rules import StackedRule, stacked_rule
 from unbounded.layers.stacks import (
     BITS,
     Extent,
@@ -68,13 +69,16 @@ class Computation:
         self.blocks: list[ParameterBlock] = []
         self.depths = DepthPosteriors(models, self._new_block, device)
         self.likelihood = LikelihoodStack(models, self._new_block)
+        self.rule = stacked_rule(
+            task.options.depth_rule, sets, self.depths, self.likelihood.likelihood
+        )
         self.costs = WeightCosts(models, torch.zeros((), dtype=self.dtype, device=device))
         hidden, heads = (
             [module for model in models for module in getattr(model.network, role).children()]
             for role in ("hidden", "heads")
         )
-        kind = layers.stacked(hidden, heads)
-        self.network: NetworkStack = VmapStack(layers) if kind is None else kind(layers)
+        own = layers.stacked(hidden, heads)
+        self.network: NetworkStack = VmapStack(layers) if own is None else own(layers)
         self.shares_head = layers.shares_head
         self.firsts = [1 if self.shares_head else m.depth.first_depth() for m in models]
         self.templates = Templates()
@@ -84,6 +88,7 @@ class Computation:
         self.columns = list(
             dict.fromkeys(
                 ["step", *TERMS, "depth_mean", "max_depth", "num_layers", *names, "failed"]
+                + (["depth_settled"] if self.rule is not None else [])
             )
         )
 
@@ -165,6 +170,8 @@ class Computation:
         self.extent = Extent(self.bounds, self.firsts, depth)
         self.network.allocate(self.extent, self.blocks, self.templates)
         self.costs.arrange(self.blocks)
+        if self.rule is not None:
+            self.rule.allocate(depth)
         known = self.state["births"]
         more = known.new_zeros(len(self.models), depth - known.shape[1])
         self.state["births"] = torch.cat([known, more], 1)
@@ -244,6 +251,8 @@ class Computation:
         terms = torch.stack(found.terms, 1)
         steps = self._check(terms, steps)
         active = support & steps[:, None]  # (members, depth)
+        if self.rule is not None:
+            self.rule.add(found.log_lik / self.num_data[:, None], active)
         self.network.collect(active)
         for own in self.blocks:
             leaf = leaves.get(id(own))
@@ -371,10 +380,15 @@ class Computation:
             "num_layers": state["born"].double(),
             "failed": state["failed"].double(),
         }
+        if self.rule is not None:
+            named["depth_settled"] = self.rule.rule.rests.clone()
         for name, data in self.sets.items():
-            score, log_score = self._score_set(data, log_q)
+            rule = self.rule if name == VALIDATION else None
+            score, log_score = self._score_set(data, log_q, rule)
             named[f"{name}_{self.likelihood.likelihood.score_name}"] = score
             named[f"{name}_log_score"] = log_score
+        if self.rule is not None:
+            self.rule.see(log_q, state["alive"])
         state["row"].copy_(torch.stack([named[column] for column in self.columns], 1))
 
     @property
@@ -382,7 +396,9 @@ class Computation:
         """Which of the blocks' tensors is scored and kept."""
         return "value" if self.options.average is None else "average"
 
-    def _score_set(self, data: MemberData, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    def _score_set(
+        self, data: MemberData, log_q: Tensor, rule: StackedRule | None
+    ) -> tuple[Tensor, Tensor]:
         """The mean score (before `finish_score`) and the mean log score, `(members,)` each."""
         count = len(self.models)
         totals = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
@@ -392,6 +408,8 @@ class Computation:
             x, y, weights = data.part(start, min(start + piece, data.size))
             outputs = self.network.evaluate(x, self.source)
             rows = self.likelihood.scores(outputs, log_q, y, self.source)  # (members, 2, rows)
+            if rule is not None:
+                rule.keep(start, self.likelihood.log_lik_of(outputs, y, self.source))
             if weights is None:
                 counted += rows.shape[2]
             else:
@@ -400,6 +418,11 @@ class Computation:
             totals += rows.sum(2, dtype=torch.float64)
         means = totals / counted
         return means[:, 0], means[:, 1]
+
+    def settle(self) -> None:
+        """Let the rule move λ, before an epoch."""
+        assert self.rule is not None
+        self.rule.settle(self.state["alive"])
 
     @torch.no_grad()
     def keep_best(self) -> None:
@@ -420,4 +443,6 @@ class Computation:
             found |= {f"block{index}.{name}": tensor for name, tensor in block.tensors()}
         found |= {f"buffer.{name}": t for name, t in self.network.buffers().items()}
         found |= {f"best_buffer.{name}": t for name, t in self.best_buffers.items()}
+        if self.rule is not None:
+            found |= {f"rule.{name}": tensor for name, tensor in self.rule.rule.state().items()}
         return found

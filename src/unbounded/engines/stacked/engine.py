@@ -30,7 +30,7 @@ from unbounded.steps.step import NonFiniteError
 
 # λ may move this far (in softplus⁻¹) before the host looks at the depths again.
 _MOVEMENT = 0.5
-_WHOLE = ("step", "max_depth", "num_layers")
+_WHOLE = ("step", "max_depth", "num_layers", "depth_settled")
 
 
 class OutgrownError(NonFiniteError):
@@ -85,6 +85,8 @@ class Stacked(Engine):
         self._rates = torch.tensor([task.lr[i] for i in self.order], dtype=torch.float64)
         ratios = [task.depth_lr_ratios[i] for i in self.order]
         self._depth_rates = self._rates * torch.tensor(ratios, dtype=torch.float64)
+        if self.work.rule is not None:  # λ is not the optimiser's to move
+            self._depth_rates.zero_()
         self.num_steps = -(-data.size // task.batch_size)
         self._alive = [True] * len(models)  # by the place in the stack, as of the last epoch
         self._born = [model.network.num_layers for model in models]
@@ -100,6 +102,9 @@ class Stacked(Engine):
         work.rates[0].copy_(self._rates * self._factors[0])
         work.rates[1].copy_(self._depth_rates * self._factors[1])
         work.orders.send()
+        if work.rule is not None and epoch > 0:
+            self._runner("settle", work.settle)
+            self._reach()
         for tensor in (work.cursor, work.sums, work.taken):
             tensor.zero_()
         self._done, self._stride = 0, self._steps_between_looks(self._factors[1])
@@ -233,10 +238,10 @@ class Stacked(Engine):
     # The rest -------------------------------------------------------------------------------
 
     def _refuse(self, task: TrainingTask) -> None:
-        options = task.options
+        options, rule = task.options, task.options.depth_rule
         for name, used in (
             ("autocast", options.autocast is not None),
-            ("depth_rule", options.depth_rule is not None),
+            (f"the depth_rule {type(rule).__name__}", rule is not None and not rule.takes_many),
             ("drop_inactive", options.drop_inactive),
             ("grow_every='epoch'", options.grow_every == "epoch"),
             ("micro_batches", options.micro_batches > 1),
@@ -254,6 +259,8 @@ class Stacked(Engine):
             raise refuse(self, "models in half precision", "use Eager()")
         for number, model in enumerate(task.models):
             self._refuse_model(number, model, task.models[0])
+            if rule is not None:
+                rule.check(model)
 
     def _refuse_model(self, number: int, model: UDN, first: UDN) -> None:
         """What modules may have that a batched computation would not see."""
@@ -290,7 +297,8 @@ class Stacked(Engine):
         """One member's row, with what it says of births and failures taken out."""
         row: Row = dict(zip(self.work.columns, values, strict=True))
         for name in _WHOLE:
-            row[name] = int(row[name])
+            if name in row:
+                row[name] = int(row[name])
         if failed := int(row.pop("failed")):
             self._alive[place] = False
             self._failures[self.order[place]] = (

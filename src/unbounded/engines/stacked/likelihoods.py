@@ -42,6 +42,10 @@ class LikelihoodStack:
         found = vmap(self._with(Likelihood.log_lik))(named, outputs, y)
         return found
 
+    def log_lik_of(self, outputs: Tensor, y: Tensor, source: str) -> Tensor:
+        """The same with the parameters in the block's tensor of that name."""
+        return self.log_lik(outputs, y, self._row(source))
+
     def scores(self, outputs: Tensor, log_q: Tensor, y: Tensor, source: str) -> Tensor:
         """Score and log score of each row, `(members, 2, batch)`.
 
@@ -51,15 +55,17 @@ class LikelihoodStack:
             y: targets, `(members, batch, …)`.
             source: which of the block's tensors holds the parameters.
         """
-        named = {}
-        if self.block is not None:
-            named = self.block.shape.unpack(getattr(self.block, source)[0])
+        row = self._row(source)
+        named = {} if self.block is None or row is None else self.block.shape.unpack(row)
 
         def scores(likelihood: Likelihood, *arguments: Tensor) -> Tensor:
             return torch.stack(row_scores(likelihood, *arguments))
 
         found = vmap(self._with(scores))(named, outputs, log_q, y)
         return found
+
+    def _row(self, source: str) -> Tensor | None:
+        return None if self.block is None else getattr(self.block, source)[0]
 
     def _with(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """A function of the likelihood as one of its parameters and the other arguments."""

@@ -15,6 +15,9 @@ from unbounded.schema import FileError, flag, list_of, record, text, whole, wron
 
 Tensors = dict[str, Tensor]
 
+_OF_RULES = frozenset({"depth_rule", "validation"})
+"""What may be changed so that a depth rule begins anew."""
+
 
 def check_stack(work: Computation, plain: Any, tensors: Tensors) -> dict[str, Any]:
     """The plain data, checked; a FileError if they ask for what the tensors do not hold."""
@@ -57,6 +60,7 @@ def check_tensors(
     """What `load_tensors` is to copy, by name; a FileError if it does not fit the computation."""
     own = work.tensors()
     del own["state.row"]
+    tensors = _with_rule(work, tensors, changed)
     extra = {name for name in own if _may_miss(name, changed)}
     for name, tensor in own.items():
         if name in tensors or name not in extra:
@@ -122,8 +126,22 @@ def check_orders(work: Computation, drawn: bool, tensors: Tensors, changed: froz
     return True
 
 
+def _with_rule(work: Computation, tensors: Tensors, changed: frozenset[str]) -> Tensors:
+    """The tensors, without those of the depth rule if that may begin anew and has to."""
+    own = {} if work.rule is None else work.rule.rule.state()
+    found = under(tensors, "rule.")
+    alike = {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in found.items()}
+    if not alike and changed & _OF_RULES:
+        return {name: t for name, t in tensors.items() if not name.startswith("rule.")}
+    if work.rule is not None and alike:
+        work.rule.rule.check_state(found)
+    return tensors
+
+
 def _may_miss(name: str, changed: frozenset[str]) -> bool:
     """Whether a tensor is one that a run without (or with) this has not (or has)."""
+    if name.startswith("rule."):
+        return bool(changed & _OF_RULES)
     of_best = name.endswith(".best") or name.startswith("best_buffer.")
     of_average = name.endswith(".average")
     return (of_best and "validation" in changed) or (of_average and "average" in changed)

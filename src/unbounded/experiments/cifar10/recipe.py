@@ -78,7 +78,6 @@ class Recipe:
             Of some of the classes, a like share.
         caution: of the rule "settled": how much wider q(ℓ) is for each nat of drift. Scores of
             images go up and down from epoch to epoch, so it is less than the rule's own default.
-        widest: of that rule: the largest spread that q(ℓ) may grow to.
         validation: how many training images are held out and scored in place of the test
             images, to choose a recipe by.
         images: train on so many images only; for trials. All where it is 0.
@@ -109,7 +108,6 @@ class Recipe:
     equal_layers: bool = False
     held_out: int = 2000
     caution: float = 0.5
-    widest: float = 3.0
     validation: int = 0
     images: int = 0
 
@@ -217,7 +215,7 @@ EARLIER = {"held_out": 0}
 """Fields that came later, where what was done before them is not the default."""
 UDN_ONLY = frozenset(
     {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
-    | {"concentration", "equal_heads", "equal_layers", "caution", "widest"}
+    | {"concentration", "equal_heads", "equal_layers", "caution"}
 )
 """Fields of the recipe that a network of fixed depth does not look at."""
 
@@ -303,7 +301,7 @@ class CifarRun:
             # Every weight of a block but those of its normalisations can be scaled freely.
             rule = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
         elif self.settles:
-            rule = HeldOutAscent(caution=recipe.caution, widest=recipe.widest)
+            rule = HeldOutAscent(caution=recipe.caution)
         return {
             "epochs": self.epochs(recipe),
             "batch_size": batch_size,
