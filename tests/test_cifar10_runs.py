@@ -11,7 +11,7 @@ from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import RULES, CifarRun, Recipe
 from unbounded.training import trainer
 
 SMALL = {
@@ -22,6 +22,7 @@ SMALL = {
     "speed": 8.0,
     "lr": 0.05,
     "warm_up": 1,
+    "held_out": 60,
 }
 DEER_CAR = ("deer", "automobile")
 
@@ -55,7 +56,7 @@ def course(record):
 
 
 @pytest.mark.parametrize(
-    "run", [CifarRun("udn", 0, (), 2.0), CifarRun("udn", 0, (), 2.0, "gradient"), CifarRun("3", 0)]
+    "run", [*(CifarRun("udn", 0, (), 2.0, rule) for rule in RULES), CifarRun("3", 0)]
 )
 def test_a_run_from_images_to_its_record(images, tmp_path, run):
     torch.manual_seed(99)  # a run's seed decides, and nothing else
@@ -92,6 +93,40 @@ def test_our_rule_moves_then_rests_and_sharpens(images, tmp_path):
     assert len(near) <= 3 < tops[2]
 
 
+def test_every_model_learns_from_the_same_images(images):
+    recipe = Recipe.named("fast", **SMALL)
+    parts, again = (recipe.data(*images, 10) for _ in range(2))
+    assert len(parts.held_out) == 60
+    assert len(parts.train) + 60 == len(images.train)
+    assert torch.equal(parts.held_out.x, again.held_out.x)
+    assert torch.bincount(parts.held_out.y).tolist() == [6] * 10
+    everything = np.concatenate([parts.train.x, parts.held_out.x]).reshape(300, -1)
+    assert len(np.unique(everything, axis=0)) == 300
+    assert parts.is_test
+    assert len(parts.scored) == len(images.test)
+    # Normalised alike, by what is learnt from.
+    assert parts.held_out.mean == parts.scored.mean == parts.train.mean
+    pair = recipe.data(*(part.only(*DEER_CAR) for part in images), 10)
+    assert (len(pair.train), len(pair.held_out)) == (48, 12)
+    both = Recipe.named("fast", **SMALL, validation=100).data(*images, 10)
+    assert (len(both.train), len(both.held_out), len(both.scored)) == (140, 60, 100)
+    assert not both.is_test
+    assert Recipe.named("fast", **SMALL | {"held_out": 0}).data(*images, 10).held_out is None
+
+
+def test_the_settled_rule_moves_by_held_out_images_and_keeps_the_last_epoch(images, tmp_path):
+    run = CifarRun("udn", 0, (), 3.0, "settled")
+    record = train(run, images, tmp_path)
+    rows = record["curve"]
+    assert len({row["depth_mean"] for row in rows}) == len(rows)
+    assert all({"val_accuracy", "depth_settled"} <= set(row) for row in rows)
+    assert record["depth_mean"] == rows[-1]["depth_mean"]
+    # So is a network of fixed depth: one recipe for all.
+    fixed = train(CifarRun("3", 0), images, tmp_path)
+    assert all("val_accuracy" in row for row in fixed["curve"])
+    assert fixed["test_accuracy"] == pytest.approx(fixed["curve"][-1]["test_accuracy"])
+
+
 def test_a_pair_of_classes_makes_twice_the_passes(images, tmp_path):
     record = train(CifarRun("udn", 1, DEER_CAR, 2.0), images, tmp_path, SMALL | {"epochs": 2})
     assert len(record["curve"]) == 4
@@ -100,7 +135,7 @@ def test_a_pair_of_classes_makes_twice_the_passes(images, tmp_path):
     assert 40 * record["test_accuracy"] == pytest.approx(round(40 * record["test_accuracy"]))
 
 
-@pytest.mark.parametrize("rule", ["ascent", "gradient"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_run_in_pieces_is_the_run_in_one(images, tmp_path, rule):
     run = CifarRun("udn", 3, (), 2.0, rule)
     whole = train(run, images, tmp_path / "whole")
@@ -157,6 +192,11 @@ def test_from_the_command_to_tables_and_figures(images, tmp_path, monkeypatch, c
     words = ["reproduce", "cifar10", "--device", "cpu", "--out", str(tmp_path), "--seeds", "1"]
     words += ["--models", "udn,2,3", "--lambda0", "2", "--rules", "ascent,gradient"]
     words += ["--epochs", "1", "--set", "width=8", "batch_size=50", "memory=2", "lr=0.05"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "held_out=2000 leaves none of 300 images to train on" in said
+    assert said.count("\n") == 1
+    words += ["held_out=60"]
     started = time.perf_counter()
     assert main(words) == 0
     said = capsys.readouterr().out

@@ -29,6 +29,7 @@ from unbounded.experiments.cifar10 import figures, jobs, plan, published, result
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class
+from unbounded.training import HeldOutAscent
 
 EASY, HARD = published.EASY, published.HARD
 DOCS = Path(__file__).parents[1] / "docs" / "cifar10.md"
@@ -162,6 +163,22 @@ def test_starts_and_rules_are_for_udns_on_all_classes():
     assert {run.lambda0 for run in without if run.classes} == {2.0}
 
 
+def test_each_rule_starts_where_it_usually_does():
+    runs = plan.plan(("udn",), (0,), None, None, ("settled", "ascent"))
+    assert [(run.classes, run.lambda0, run.rule) for run in runs] == [
+        ((), 5.0, "settled"),
+        ((), 20.0, "ascent"),
+        (EASY, 5.0, "settled"),
+        (HARD, 5.0, "settled"),
+    ]
+    starts = (1.0, 5.0, 20.0, 40.0)
+    runs = plan.plan(("udn", "30"), (0,), (("ship", "frog"), ()), starts, ("settled",))
+    assert [run.lambda0 for run in runs if run.model == "udn"] == [*starts, *starts]
+    made = study.make_study(options("--rules", "settled", "--models", "udn,5,10,20,30"))
+    assert {run.lambda0 for run in made.runs if run.model == "udn"} == {5.0}
+    assert made.recipe.held_out == 2000
+
+
 def test_named_classes_are_for_every_model():
     runs = plan.plan(("udn", "5"), (7,), (EASY, ()), (1.0, 5.0))
     assert [(run.model, run.classes, run.lambda0) for run in runs] == [
@@ -199,11 +216,14 @@ def test_words_of_the_options():
         (["--seeds", "1,x"], "a count or a list of whole numbers, got '1,x'"),
         (["--lambda0", "0"], "positive numbers were expected, got '0'"),
         (["--lambda0", "inf"], "positive numbers were expected, got 'inf'"),
-        (["--rules", "descent"], "there is no 'descent'; there are: ascent, gradient"),
+        (["--rules", "descent"], "there is no 'descent'; there are: settled, ascent"),
         (["--classes", "deer,cow"], "there is no 'cow'; there are: all, airplane"),
         (["--classes", "deer"], "at least two different ones make a group, got 'deer'"),
         (["--classes", "car,automobile"], "at least two different ones"),
         (["--epochs", "0"], "epochs must be at least 1"),
+        (["--rules", "settled", "--set", "held_out=0"], "looks at held-out images: --set held_out"),
+        (["--rules", "settled", "--schedule", "paper"], "looks at held-out images: --set held_out"),
+        (["--set", "held_out=-1"], "held_out, validation and images must be at least 0, got -1"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--minutes", "0"], "--minutes must be positive, got 0"),
         (["--resume", "--again"], "give one of them"),
@@ -306,6 +326,19 @@ def test_another_recipe_is_refused_and_named(tmp_path, trainer, capsys):
     assert len(trainer.calls) == 1
     assert reproduce(tmp_path, *words, "--epochs", "9", "--again") == 0
     assert records.read_json(tmp_path / "runs" / "5-all-seed0.json")["recipe"]["epochs"] == 9
+
+
+def test_runs_from_before_images_were_held_out(tmp_path, trainer, capsys):
+    """They learnt from all images, which the default now does not."""
+    words = ("--models", "5", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words, "--set", "held_out=0") == 0
+    for path in (tmp_path / "recipe.json", tmp_path / "runs" / "5-all-seed0.json"):
+        found = records.read_json(path)
+        del found.get("recipe", found)["held_out"]
+        records.write_json(path, found)
+    assert reproduce(tmp_path, *words, "--resume") == 2
+    assert "another recipe: held_out was 0, now 2000" in capsys.readouterr().err
+    assert reproduce(tmp_path, *words, "--resume", "--set", "held_out=0") == 0
 
 
 def test_minutes_are_for_all_runs_together(tmp_path, trainer, capsys, monkeypatch):
@@ -554,6 +587,7 @@ def _wait_for(condition, seconds: float = 120.0) -> None:
         ("--classes", "car,deer", "all", "--classes", "cat,dog", "--models", "udn,10"),
         ("--lambda0", "1,5", "--rules", "gradient,ascent", "--seeds", "4,", "--again"),
         ("--schedule", "paper", "--epochs", "3", "--data", "a folder", "--resume"),
+        ("--rules", "settled,gradient", "--classes", "ship,frog", "--set", "held_out=50"),
     ],
 )
 def test_a_process_gets_the_same_study(tmp_path, words):
@@ -666,6 +700,30 @@ def test_the_udn_of_the_tables_is_of_one_kind():
     other = cells(text, "UDN, λ by the paper's rule (gradient), λ₀ = 20")
     assert (other[1], other[3]) == ("–", "90.00")
     assert not results.headline(runs, EASY)
+
+
+def test_the_settled_rule_in_tables_and_figures():
+    runs = study_of(
+        *[(CifarRun("udn", 0, (), start, "settled"), 0.9, 4) for start in (1.0, 5.0)],
+        (CifarRun("udn", 0, (), 5.0), 0.91, 7),
+        (CifarRun("udn", 0, ("ship", "frog"), 5.0, "settled"), 0.99, 3),
+        (CifarRun("10", 0, ("ship", "frog")), 0.98, 10),
+        (CifarRun("10", 0), 0.93, 10),
+    )
+    page = table.markdown(runs)
+    assert cells(page, "UDN, settled, λ₀ = 5")[3] == "90.00"
+    assert cells(page, "UDN, λ by our rule (ascent), λ₀ = 5")[3] == "91.00"
+    assert "| λ₀ | E[ℓ], settled | accuracy, % | seeds | E[ℓ], ours |" in page
+    assert "All with settled and λ₀ = 5" in page
+    assert cells(table.classes_table(runs), "ship + frog")[2] == "99.00"
+    assert "Some of the classes: accuracy of every model" in page
+    pairs = table.fixed_table(runs)
+    assert cells(pairs, "ship + frog")[1:] == ["98.00", "99.00", "3.00"]
+    assert table.fixed_table(runs[:4]) == ""
+    figure = drawing(figures.evolution, runs)
+    assert [len(axes.lines) for axes in figure.axes] == [0, 1, 2]
+    figure = drawing(figures.evolution, runs[:2])
+    assert [axes.get_title() for axes in figure.axes][1] == "settled on held-out images"
 
 
 def test_easy_hard_and_all():
@@ -901,6 +959,15 @@ def test_family_and_prior_follow_the_rule():
     assert ours.depth.rate == pytest.approx(5)
     log_prior = ours.depth_prior.log_prob(torch.arange(1, 5))
     assert log_prior.diff().tolist() == pytest.approx([-7.0] * 3)
+    for start, spread in ((1.0, 1.0), (20.0, 10.0)):
+        run = CifarRun("udn", 0, (), start, "settled")
+        settled = run.build(recipe, 3, 10)
+        assert isinstance(settled.depth, ub.TruncatedNormal)
+        assert (settled.depth.place, settled.depth.spread) == pytest.approx((start, spread))
+        fitting = run.fitting(settled, recipe, 100)
+        assert isinstance(fitting["depth_rule"], HeldOutAscent)
+        assert fitting["equal_heads"]
+        assert not run.callbacks(recipe)
     assert type(CifarRun("3", 0).build(recipe, 3, 10).depth) is ub.FixedDepth
     assert (
         CifarRun("3", 0).callbacks(recipe)

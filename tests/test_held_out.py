@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unbounded as ub
 from helpers import classes, numbers, same, state
-from unbounded.training import HeldOutAscent
+from unbounded.engines import Eager, Graphs, graphs
+from unbounded.training import Augment, HeldOutAscent, ImageData
 
 ROWS = 400
 
@@ -73,6 +74,19 @@ def test_q_is_wide_while_the_network_learns():
     wide, rule = made_up(3, epochs=60)
     assert rule._state[0, 1] > calm._state[0, 1]
     assert wide.spread > 0.7
+
+
+def test_an_epoch_that_is_long_shows_drift_too():
+    """The memory holds several looks, however many steps lie between them."""
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    for epoch in range(6):
+        rule.reserve(model, model.depth.max_depth())
+        rule._state[0, 0] += 1000
+        level = -0.6 + 0.05 * epoch
+        rule.look(model, torch.full((model.depth.max_depth(), ROWS), level), guess, None)
+    assert rule._state[0, 1] > 1
+    assert rule.columns() == {"depth_settled": 0}
 
 
 def test_training_rows_stand_in_while_nothing_generalises():
@@ -151,6 +165,50 @@ def test_a_population_under_eager_equals_lone_models():
     for one, member in zip(lone, models, strict=True):
         ub.fit(one, x, y, depth_rule=HeldOutAscent(), **options)
         assert same(state(one), state(member))
+
+
+def image_run(engine, **options):
+    draw = torch.Generator().manual_seed(5)
+    y = torch.arange(60) % 3
+    x = torch.randint(0, 90, (60, 8, 8, 3), generator=draw) + 70 * y[:, None, None, None]
+    images = ImageData(x[:40].to(torch.uint8), y[:40], augment=Augment(crop=1))
+    layers = ub.ResidualConv(3, 3, width=8, stages=(1, 1))
+    model = ub.UDN(layers, ub.Categorical(3), ub.TruncatedNormal(3.0, 1.5), seed=2)
+    result = ub.fit(
+        model,
+        images,
+        validation=images.like(x[40:].to(torch.uint8), y[40:]),
+        depth_rule=HeldOutAscent(speed=0.25),
+        engine=engine,
+        **{"epochs": 6, "batch_size": 10, "equal_heads": True, "progress": False} | options,
+    )
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.rows]
+    return model, rows
+
+
+def test_graphs_follow_a_depth_that_moves_between_epochs(monkeypatch, tmp_path):
+    captured = []
+    entry = graphs._Entry.__init__
+
+    def note(self, name, member, support, batch):
+        captured.append(support)
+        entry(self, name, member, support, batch)
+
+    monkeypatch.setattr(graphs._Entry, "__init__", note)
+    model, rows = image_run(Eager(), select="last")
+    lasts = list(dict.fromkeys(row["max_depth"] for row in rows))
+    assert len(lasts) > 2
+    captured_model, found = image_run(Graphs(lag=0), select="last")
+    assert found == rows
+    assert same(state(model), state(captured_model))
+    # One graph for each depth, however often q comes back to it.
+    assert captured == [(1, last) for last in lasts]
+    # Nor does a lag matter, as q rests within an epoch; cut and resumed it is the same.
+    path = tmp_path / "run.checkpoint"
+    image_run(Graphs(), select="last", epochs=3, checkpoint=path)
+    rest, found = image_run(Graphs(), select="last", checkpoint=path, resume=True)
+    assert found == rows
+    assert same(state(model), state(rest))
 
 
 def stacked_run(epochs, quantiles=(0.99, 0.99, 0.95), **options):
@@ -265,6 +323,7 @@ def test_refusals():
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     with pytest.raises(ValueError, match="as arrays"):
         ub.fit(tiny(), x, y, validation=loader, **common)
-    for name, value in (("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0)):
+    bad = {"memory": 0, "speed": 2, "price": -1, "narrowest": 0}
+    for name, value in bad.items():
         with pytest.raises(ValueError, match=name):
             HeldOutAscent(**{name: value})

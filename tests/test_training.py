@@ -14,6 +14,7 @@ import unbounded as ub
 from helpers import classes, classifier, numbers, same, state
 from unbounded.data import spiral
 from unbounded.depth import FixedDepth, TruncatedPoisson
+from unbounded.engines import Eager, Stacked
 from unbounded.training import Callback, NonFiniteError, TensorBoard
 
 
@@ -167,6 +168,22 @@ def test_best_epoch_is_restored_with_its_depth():
     best = max(seen, key=lambda e: (seen[e][1]["val_accuracy"], seen[e][1]["val_log_score"]))
     assert result.best_epoch == best
     assert same(state(model), seen[best][0])
+
+
+@pytest.mark.parametrize("engine", [Eager(), Stacked()], ids=lambda e: type(e).__name__)
+def test_the_last_epoch_is_kept_where_it_is_wanted(engine):
+    x, y = classes(64)
+    wrong = classes(64, seed=2)[0], 1 - classes(64, seed=2)[1]  # the more is learnt, the worse
+    options = {"epochs": 8, "lr": 0.05, "engine": engine}
+    models = {name: classifier(TruncatedPoisson(1.0, limit=4)) for name in ("last", "score", "no")}
+    (last,) = quick([models["last"]], x, y, validation=wrong, select="last", **options)
+    (best,) = quick([models["score"]], x, y, validation=wrong, **options)
+    quick([models["no"]], x, y, **options)
+    assert best.best_epoch < 8
+    assert last.best_epoch == 8
+    assert (last.best_score, last.best_row) == (None, last.history[-1])
+    assert "val_accuracy" in last.history[-1]
+    assert same(state(models["last"]), state(models["no"]))
 
 
 def test_births_are_recorded():
@@ -481,6 +498,7 @@ def test_bad_validation_data_is_refused_before_training(name):
         ({"depth_lr_ratio": -1.0}, "depth_lr_ratio must be at least 0"),
         ({"patience": 3}, "patience needs a validation set"),
         ({"patience": 0, "validation": (X, Y)}, "patience must be at least 1"),
+        ({"patience": 3, "validation": (X, Y), "select": "last"}, "waits for a better epoch"),
         ({"clip": 0.0}, "clip must be positive"),
         ({"select": "loss"}, "select must be one of"),
         ({"grow_every": "day"}, "grow_every must be one of"),

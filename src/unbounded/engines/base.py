@@ -58,7 +58,7 @@ class TrainingTask:
     @property
     def validates(self) -> bool:
         """Whether a best epoch is to be kept."""
-        return VALIDATION in self.sets
+        return VALIDATION in self.sets and self.options.select != "last"
 
 
 class Engine(ABC):

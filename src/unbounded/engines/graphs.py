@@ -63,6 +63,13 @@ class Graphs(Eager):
         for member in self.members:
             member.extra = _Captures(self, member)
 
+    def begin_epoch(self, epoch: int) -> None:
+        """A rule that moves λ between epochs has the host wait there: it need not lag behind."""
+        super().begin_epoch(epoch)
+        for member in self.members:
+            if member.alive and member.judge is not None:
+                member.extra.lagging.catch_up()
+
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """Decide on the support, replay its graph, step the optimiser, send for λ."""
         captures: _Captures = member.extra
@@ -274,6 +281,12 @@ class _Lagging:
             event = torch.cuda.Event()
             event.record()
             self._sent.append((values, event))
+
+    def catch_up(self) -> None:
+        """Know λ as it is now; as many copies stay under way, so that checkpoints agree."""
+        values = [p.detach().cpu().clone() for p in self.parameters]
+        self._show(values)
+        self._sent = deque((values, None) for _ in self._sent)
 
     def support(self) -> tuple[int, int]:
         """First and last depth by λ as it was `lag` steps ago."""

@@ -22,11 +22,13 @@ _FARTHEST = 4.0  # layers from the place to the farthest candidate
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
+_FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
 _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
 
-# Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
+# Places in the rule's state: steps since the last look; drift, with its sign, so that ups and downs
+# cancel; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
 # all; this epoch's score under q and its standard error.
 _SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL = range(9)
@@ -70,7 +72,8 @@ class HeldOutAscent(DepthRule):
     The family must be a `TruncatedNormal`; `fit` needs a `validation` set.
 
     Args:
-        memory: which share of the steps so far the running means remember; 64 steps at least.
+        memory: which share of the steps so far the running means remember; 64 steps and four
+            epochs at least.
         speed: the largest change of μ in a step.
         price: standard errors that are taken off each gain.
         floor: nats that a layer must gain on the held-out rows besides.
@@ -109,9 +112,11 @@ class HeldOutAscent(DepthRule):
             raise ValueError(f"reference must be a place and a spread, got {reference}")
         # Tensors of the models that the rule moves, one or many: the first axis is theirs.
         self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
-        self._train = _numbers(1, 0)  # their running means
-        self._rows = _numbers(1, 0, 0)  # running means of r, (member, depth, rows)
-        self._fast = _numbers(1, 0)  # means of r with a quarter of the memory, by depth
+        # Running means of what each depth adds to the one before. Not of the scores themselves: a
+        # depth that is new remembers less, and while scores rise it would look better than it is.
+        self._train = _numbers(1, 0)  # on training rows, by depth
+        self._gains = _numbers(1, 0, 0)  # of r, (member, depth, rows)
+        self._fast = _numbers(1, 0)  # of r with a quarter of the memory, by depth
         self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
         self._state = _numbers(1, _COUNT)  # single numbers, by the names above
         self._steps = torch.tensor(_PLACES), torch.tensor(_SPREADS)
@@ -180,8 +185,8 @@ class HeldOutAscent(DepthRule):
         """Tensors for so many models, depths and held-out rows; what is there stays."""
         for name in ("_sums", "_train", "_fast", "_seen"):
             setattr(self, name, _enlarged(getattr(self, name), (members, size), device))
-        rows = max(rows, self._rows.shape[2])
-        self._rows = _enlarged(self._rows, (members, size, rows), device)
+        rows = max(rows, self._gains.shape[2])
+        self._gains = _enlarged(self._gains, (members, size, rows), device)
         self._state = _enlarged(self._state, (members, _COUNT), device)
         self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
 
@@ -206,8 +211,8 @@ class HeldOutAscent(DepthRule):
             weights: how often each row counts, `(members, rows)`.
         """
         members, depth, rows = log_lik.shape
-        if self._rows.shape[2] != rows:
-            self._rows = self._rows.new_zeros(members, self._sums.shape[1], rows)
+        if self._gains.shape[2] != rows:
+            self._gains = self._gains.new_zeros(members, self._sums.shape[1], rows)
         state, scores, q = self._state, log_lik.double(), log_q.double().exp()
         inside = q > 0
         if guess is not None:
@@ -217,6 +222,7 @@ class HeldOutAscent(DepthRule):
         steps = state[:, _SINCE].clamp(min=1)
         state[:, _TOTAL] += steps
         memory = (self.memory * state[:, _TOTAL]).clamp(min=_SHORTEST_MEMORY)
+        memory = torch.maximum(memory, _FEWEST_LOOKS * steps)
         seen = self._seen[:, :depth]
         seen.copy_(torch.where(inside, seen + 1, 0.0))  # who leaves the support comes back as new
         self._seen[:, depth:] = 0
@@ -227,11 +233,12 @@ class HeldOutAscent(DepthRule):
                 *rate.shape, *[1] * (new.dim() - 2)
             )
 
-        towards(self._rows, scores, memory)
-        towards(self._fast, _mean(scores, weights), memory / 4)
-        towards(self._train, self._sums[:, :depth] / steps[:, None], memory / 4)
-        slow = _mean(self._rows[:, :depth], weights)
-        gap = (q * (self._fast[:, :depth] - slow)).sum(1).abs() * _total(self._rows, weights)
+        gains = _added(scores)
+        towards(self._gains, gains, memory)
+        towards(self._fast, _mean(gains, weights), memory / 4)
+        towards(self._train, _added(self._sums[:, :depth] / steps[:, None]), memory / 4)
+        slow = _mean(self._gains[:, :depth], weights).cumsum(1)
+        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * _total(self._gains, weights)
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
@@ -239,7 +246,7 @@ class HeldOutAscent(DepthRule):
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         state[:, _SCORE] = _mean(under_q, weights)[:, 0]
         state[:, _ERROR] = _standard_error(under_q, _mean(under_q, weights), weights)[:, 0]
-        self._check_rest(q, state[:, _ERROR] * _total(self._rows, weights))
+        self._check_rest(q, state[:, _ERROR] * _total(self._gains, weights))
         self._sums.zero_()
 
     def _generalises(
@@ -249,7 +256,8 @@ class HeldOutAscent(DepthRule):
         if guess is None:
             return slow.new_ones(len(slow))
         best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
-        ahead = self._rows.gather(1, best.expand(-1, 1, self._rows.shape[2])) - guess[:, None]
+        scores = self._gains.cumsum(1)
+        ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
         mean = _mean(ahead, weights)
         return (mean > _SURE * _standard_error(ahead, mean, weights))[:, 0].double()
 
@@ -260,7 +268,7 @@ class HeldOutAscent(DepthRule):
         width = (q * (depths - mean[:, None]) ** 2).sum(1).sqrt()
         state, total, arrived = self._state, self._state[:, _TOTAL], self._state[:, _ARRIVED]
         apart = (mean - state[:, _MEAN]).abs() + (width - state[:, _WIDTH]).abs()
-        stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT] < noise
+        stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT].abs() < noise
         long_since = total > torch.maximum(1.5 * arrived, arrived + _EARLIEST)
         rests = stays & calm & long_since & (state[:, _GENERALISES] > 0)
         state[:, _RESTS] = torch.where(stays, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
@@ -302,7 +310,7 @@ class HeldOutAscent(DepthRule):
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
         value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)[:, None, None]
-        temperature = (1 + self.caution * state[:, _DRIFT])[:, None, None]
+        temperature = (1 + self.caution * state[:, _DRIFT].abs())[:, None, None]
         bound = (q * value).sum(-1) - temperature * (q * (log_q - self._log_reference(q))).sum(-1)
         middle = bound[:, len(_PLACES) // 2, len(_SPREADS) // 2]
         highest, best = bound.flatten(1).max(1, keepdim=True)
@@ -323,12 +331,12 @@ class HeldOutAscent(DepthRule):
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""
         depth = q.shape[1]
-        state, rows = self._state[of], self._rows[of, :depth]
-        gains = rows.diff(dim=1)
+        state, rows = self._state[of], self._gains[of, :depth]
+        gains = rows[:, 1:]
         gain = _mean(gains, weights)
         error = _standard_error(gains, gain, weights)
         generalises = (state[:, _GENERALISES] > 0)[:, None]
-        gain = torch.where(generalises, gain, self._train[of, :depth].diff())
+        gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
         net = _total(rows, weights)[:, None] * (gain - doubt * error) - self.floor
         trained = (q > _LITTLE) & (self._seen[of, :depth] > 0)
@@ -348,13 +356,13 @@ class HeldOutAscent(DepthRule):
 
     def state(self) -> dict[str, Tensor]:
         """All running means."""
-        names = ("sums", "train", "rows", "fast", "seen", "state")
+        names = ("sums", "train", "gains", "fast", "seen", "state")
         return {name: getattr(self, f"_{name}") for name in names}
 
     def check_state(self, state: dict[str, Tensor]) -> None:
         """Means of one length, of finite numbers."""
         super().check_state(state)
-        lengths = {state[name].shape[:2] for name in ("sums", "train", "rows", "fast", "seen")}
+        lengths = {state[name].shape[:2] for name in ("sums", "train", "gains", "fast", "seen")}
         members = self._state.shape[0]
         if (
             len(lengths) != 1
@@ -366,7 +374,7 @@ class HeldOutAscent(DepthRule):
             if not bool(torch.isfinite(value).all()):
                 raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
         if bool((state["seen"] < 0).any()) or bool(
-            (state["state"][:, [_SINCE, _DRIFT, _LOOKS, _ARRIVED, _TOTAL]] < 0).any()
+            (state["state"][:, [_SINCE, _LOOKS, _ARRIVED, _TOTAL]] < 0).any()
         ):
             raise FileError("the counts of the rule should be at least 0")
 
@@ -392,6 +400,11 @@ def _total(rows: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return rows.new_full((len(rows),), rows.shape[2])
     return weights.double().sum(1)
+
+
+def _added(scores: Tensor) -> Tensor:
+    """What each depth adds to the one before, the first to nothing: `(members, depth, …)`."""
+    return torch.cat([scores[:, :1], scores.diff(dim=1)], 1)
 
 
 def _mean(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -67,7 +67,7 @@ class FitOptions(StepOptions):
         schedule: epoch (from 0) ↦ a factor of all learning rates.
         depth_schedule: epoch ↦ a further factor of λ's rate; 0 holds λ still.
         select: the best epoch by the likelihood's "score" (accuracy, RMSE; the log score breaks
-            ties) or by the "log_score".
+            ties) or by the "log_score"; "last" keeps the last one, whatever validation says.
         average: score and keep a moving average of the parameters, with this decay a step
             (shorter memory in the first steps).
         grow_every: update the support before every "step" (default) or "epoch".
@@ -97,7 +97,7 @@ class FitOptions(StepOptions):
         for name, allowed in (
             ("schedule_every", ("epoch", "step")),
             ("grow_every", ("epoch", "step")),
-            ("select", ("score", "log_score")),
+            ("select", ("score", "log_score", "last")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")

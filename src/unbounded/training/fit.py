@@ -54,7 +54,7 @@ def fit(
         x: inputs `(rows, …)` as a tensor, array or frame, with `y`; or (x, y), `ImageData`, or a
             DataLoader of (x, y) pairs. A list has one of these for each of several models.
         y: targets `(rows, …)`; only with inputs alone.
-        validation: as `x` with `y`. With it the best epoch is restored at the end.
+        validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
         monitor: further sets to score every epoch, such as {"test": (x, y)}.
         epochs: how many passes over the data, in all (a resumed run counts its earlier ones).

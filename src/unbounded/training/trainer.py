@@ -114,6 +114,8 @@ class Trainer:
         self._many = MANY_LAYERS
         if patience is not None and patience < 1:
             raise ValueError(f"patience must be at least 1, got {patience}")
+        if patience is not None and self.options.select == "last":
+            raise ValueError("patience waits for a better epoch: it does not go with select='last'")
         if patience is not None and not self.task.validates:
             raise ValueError("patience needs a validation set")
         engine.start(self.task)

@@ -16,13 +16,13 @@ from unbounded import interrupts
 from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.jobs import run_jobs, stop_with_parent
-from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
 from unbounded.printing import show
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
 QUICK: dict[str, Any] = {"epochs": 2, "stretch": 1.0, "batch_size": 50}
-QUICK |= {"images": QUICK_IMAGES["train"]}
+QUICK |= {"images": QUICK_IMAGES["train"], "held_out": 100}
 QUICK_MODELS, QUICK_SEEDS, QUICK_LAMBDA0 = "udn,5", "1", "2"
 
 
@@ -38,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as all, or deer,automobile: every model learns every group (default: all, and "
         "for the UDN also deer,automobile and cat,dog)",
     )
-    starts = f"first λ of the UDN (default: {LAMBDA0:g}; with --schedule paper the paper's, "
-    add("--lambda0", metavar="LIST", help=f"{starts}{PAPER_LAMBDA0:g})")
-    rules = "how λ moves: ascent, gradient (the paper's), or both (default: ascent)"
+    starts = f"first λ of the UDN (default: {LAMBDA0:g}; with the rule settled "
+    starts += f"{STARTS['settled']:g}, with --schedule paper the paper's, {PAPER_LAMBDA0:g})"
+    add("--lambda0", metavar="LIST", help=starts)
+    rules = "how q(ℓ) moves: settled, ascent, gradient (the paper's) (default: ascent)"
     add("--rules", default="ascent", metavar="NAMES", help=rules)
     add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
     schedules = "the paper's 500 epochs, or a short one (default: fast)"
@@ -89,19 +90,21 @@ def run(options: argparse.Namespace) -> None:
 
 def make_study(options: argparse.Namespace) -> Study:
     """What the options ask for, checked before anything is read or written."""
-    quick = options.quick
+    quick, lambda0 = options.quick, _lambda0(options)
     try:
         runs = plan.plan(
             plan.models_of(options.models or (QUICK_MODELS if quick else "udn,5,10,20")),
             plan.seeds_of(options.seeds or (QUICK_SEEDS if quick else "3")),
             plan.classes_of(options.classes),
-            plan.lambdas_of(_lambda0(options)),
+            None if lambda0 is None else plan.lambdas_of(lambda0),
             plan.rules_of(options.rules),
         )
         recipe = Recipe.named(options.schedule, **(QUICK if quick else {}))
         if options.epochs is not None:
             recipe = replace(recipe, epochs=options.epochs)
         recipe = recipe.changed(options.set)
+        if not recipe.held_out and any(run.settles for run in runs):
+            raise ValueError("--rules settled looks at held-out images: --set held_out=2000")
     except ValueError as error:
         raise StudyError(str(error)) from None
     if options.jobs < 1:
@@ -192,9 +195,9 @@ def child(
 ) -> list[str]:
     """The command that trains one run of the plan, until a time as `time.monotonic` has it."""
     words = [sys.executable, "-m", "unbounded.experiments", "cifar10", "--one", name]
-    words += ["--lambda0", _lambda0(options), "--rules", options.rules]
+    words += ["--rules", options.rules]
     words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
-    for option in ("models", "seeds", "epochs", "data"):
+    for option in ("models", "seeds", "lambda0", "epochs", "data"):
         value = getattr(options, option)
         words += [] if value is None else [f"--{option}", str(value)]
     for option in ("classes", "set"):
@@ -204,10 +207,13 @@ def child(
     return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
 
 
-def _lambda0(options: argparse.Namespace) -> str:
-    usual = f"{PAPER_LAMBDA0 if options.schedule == 'paper' else LAMBDA0:g}"
-    usual = QUICK_LAMBDA0 if options.quick else usual
-    return usual if options.lambda0 is None else str(options.lambda0)
+def _lambda0(options: argparse.Namespace) -> str | None:
+    """What was asked for, or what a quick look or the paper has; else it depends on the rule."""
+    if options.lambda0 is not None:
+        return str(options.lambda0)
+    if options.quick:
+        return QUICK_LAMBDA0
+    return f"{PAPER_LAMBDA0:g}" if options.schedule == "paper" else None
 
 
 def _folder(options: argparse.Namespace) -> Path:

@@ -24,7 +24,11 @@ _GROUPS: dict[tuple[str, ...], dict[str, str]] = {
     HARD: {"color": ORANGE, "marker": "s"},
     (): {"color": GREEN, "marker": "D"},
 }
-_RULES = {"gradient": "the paper's rule (gradient)", "ascent": "our rule (ascent)"}
+_RULES = {
+    "gradient": "the paper's rule (gradient)",
+    "ascent": "our rule (ascent)",
+    "settled": "settled on held-out images",
+}
 
 
 def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
@@ -51,15 +55,17 @@ def posterior(figure: "Figure", results: Sequence[Result], note: str = "") -> No
 
 
 def evolution(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
-    """Draw E[ℓ] against the epoch from each λ₀: the paper's rule on the left, ours on the right."""
+    """Draw E[ℓ] against the epoch from each λ₀: the paper's rule at left, beside it ours."""
     curves = {rule: list[tuple[float, list[tuple[float, float]]]]() for rule in _RULES}
     for run in select(results, "udn", ()):
         curves[run["run"]["rule"]].append((run["run"]["lambda0"], _curve(run, "depth_mean")))
     if not any(points for pairs in curves.values() for _, points in pairs):
         raise NothingToDraw("the UDN was not run on all ten classes")
+    ours = [rule for rule in ("ascent", "settled") if curves[rule]] or ["ascent"]
+    curves = {rule: curves[rule] for rule in ("gradient", *ours)}
     starts = sorted({start for pairs in curves.values() for start, _ in pairs})
     # Runs on their way, or of another schedule, may be shorter: one axis for all of them.
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    panels = figure.subplots(1, len(curves), sharex=True, sharey=True)
     handles, missing = {}, []
     for axes, (rule, pairs) in zip(panels, curves.items(), strict=True):
         axes.set_title(_RULES[rule])

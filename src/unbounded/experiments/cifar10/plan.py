@@ -11,7 +11,7 @@ from typing import TypeVar
 from unbounded.data.cifar10 import ALIASES, CLASSES
 from unbounded.experiments import listed
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES, CifarRun
+from unbounded.experiments.cifar10.recipe import RULES, STARTS, CifarRun
 
 STUDY: tuple[tuple[str, ...], ...] = ((), EASY, HARD)
 """The groups of the whole study; () is all ten classes."""
@@ -24,26 +24,34 @@ def plan(
     models: Sequence[str] = MODELS,
     seeds: Sequence[int] = SEEDS,
     classes: Sequence[tuple[str, ...]] | None = None,
-    lambda0: Sequence[float] = (LAMBDA0,),
-    rules: Sequence[str] = RULES[:1],
+    lambda0: Sequence[float] | None = None,
+    rules: Sequence[str] = ("ascent",),
 ) -> list[CifarRun]:
     """The runs, one seed after the other, so that the first ones already make a table.
 
     Groups of classes are for every model; without any, as in the paper, the pairs are for the UDN
-    with one λ₀ and one rule alone.
+    with one λ₀ and one rule alone. Without any λ₀ each rule starts where it usually does.
     """
-    usual = LAMBDA0 if LAMBDA0 in lambda0 else lambda0[0]
     found = []
     for seed in seeds:
         for group in STUDY if classes is None else classes:
             everything = classes is not None or group == ()
-            starts, ways = (lambda0, rules) if everything else ((usual,), rules[:1])
             for model in models:
                 if model == "udn":
-                    found += [CifarRun(model, seed, group, s, w) for w in ways for s in starts]
+                    ways = rules if everything else rules[:1]
+                    starts = {way: _starts(way, lambda0, everything) for way in ways}
+                    found += [CifarRun(model, seed, group, s, w) for w in ways for s in starts[w]]
                 elif everything:
                     found.append(CifarRun(model, seed, group))
     return found
+
+
+def _starts(rule: str, lambda0: Sequence[float] | None, everything: bool) -> Sequence[float]:
+    """Where the UDN starts with a rule: everywhere it was asked to, or in one place."""
+    usual = STARTS[rule]
+    if lambda0 is None:
+        return (usual,)
+    return lambda0 if everything else (usual if usual in lambda0 else lambda0[0],)
 
 
 def models_of(words: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -13,12 +13,22 @@ from torch.optim.lr_scheduler import LambdaLR
 import unbounded as ub
 from unbounded.data.images import Images
 from unbounded.priors import DepthPrior
-from unbounded.training import Augment, Callback, ImageData, RateAscent, Sharpen
+from unbounded.training import (
+    Augment,
+    Callback,
+    DepthRule,
+    HeldOutAscent,
+    ImageData,
+    RateAscent,
+    Sharpen,
+)
 
 SCHEDULES = ("fast", "paper")
+RULES = ("settled", "ascent", "gradient")
+"""How q(ℓ) is found; the first that was run is the UDN of the tables."""
 LAMBDA0, PAPER_LAMBDA0 = 20.0, 5.0
-"""λ at the start, ours and the paper's. From below 20 our UDN ends with a lower bound."""
-RULES = ("ascent", "gradient")
+STARTS = {"settled": 5.0, "ascent": LAMBDA0, "gradient": LAMBDA0}
+"""Where each rule starts. From below 20, "ascent" ends with a lower bound."""
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
 
@@ -61,8 +71,13 @@ class Recipe:
         search_concentration: of that rule: ν of the family in these; 1 is the Poisson.
         concentration: of that rule: ν of the narrower family around the mode thereafter, see
             `Sharpen`.
-        equal_heads: with that rule, heads of rare depths learn as fast as others.
-        equal_layers: with that rule, layers that only rare depths use learn as fast as others.
+        equal_heads: with that rule and "settled", heads of rare depths learn as fast as others.
+        equal_layers: with these, layers that only rare depths use learn as fast as others.
+        held_out: how many training images no model learns from, whatever its rule, so that all
+            learn from the same. The rule "settled" looks at them; nothing else depends on them.
+            Of some of the classes, a like share.
+        caution: of the rule "settled": how much wider q(ℓ) is for each nat of drift. Scores of
+            images go up and down from epoch to epoch, so it is less than the rule's own default.
         validation: how many training images are held out and scored in place of the test
             images, to choose a recipe by.
         images: train on so many images only; for trials. All where it is 0.
@@ -91,6 +106,8 @@ class Recipe:
     concentration: float = 16.0
     equal_heads: bool = True
     equal_layers: bool = False
+    held_out: int = 2000
+    caution: float = 0.5
     validation: int = 0
     images: int = 0
 
@@ -106,6 +123,11 @@ class Recipe:
             raise ValueError(
                 "epochs must be at least 1 and batch_size at least 2, got "
                 f"{self.epochs} and {self.batch_size}"
+            )
+        if min(self.held_out, self.validation, self.images) < 0:
+            raise ValueError(
+                "held_out, validation and images must be at least 0, got "
+                f"{self.held_out}, {self.validation} and {self.images}"
             )
 
     def config(self) -> dict[str, Any]:
@@ -141,20 +163,39 @@ class Recipe:
         share = min(1.0, (step - warm) / max(1, total - warm))
         return 0.5 * (1 + math.cos(math.pi * share))
 
-    def data(self, train: Images, test: Images) -> tuple[ImageData, ImageData, bool]:
-        """Images to train on, images to score, and whether these are the test images."""
+    def data(self, train: Images, test: Images, classes: int) -> "Parts":
+        """The images of a run, of which `classes` is how many there are in all."""
         if self.images:
             train = train.take(range(min(self.images, len(train))))
-        held_out, is_test = test, True
+        scored, is_test = test, True
         if self.validation:
             count = len(train) - self.validation
             if count < 1:
                 raise ValueError(f"{self.validation} of {len(train)} images cannot be held out")
             order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).numpy()
-            train, held_out, is_test = train.take(order[:count]), train.take(order[count:]), False
+            train, scored, is_test = train.take(order[:count]), train.take(order[count:]), False
+        held_out: Images | None = None
+        if self.held_out:
+            share = self.held_out * len(train.classes) / classes / len(train)
+            if share >= 1:
+                raise ValueError(
+                    f"held_out={self.held_out} leaves none of {len(train)} images to train on: "
+                    "make it smaller, or 0"
+                )
+            train, held_out = train.stratified_split(share, seed=0)
         augment = Augment(crop=self.crop, flip=True, cutout=self.cutout, pad=self.pad)
         data = ImageData(train.x, train.y, augment=augment)
-        return data, data.like(held_out.x, held_out.y), is_test
+        looked_at = None if held_out is None else data.like(held_out.x, held_out.y)
+        return Parts(data, looked_at, data.like(scored.x, scored.y), is_test)
+
+
+class Parts(NamedTuple):
+    """The images of a run."""
+
+    train: ImageData
+    held_out: ImageData | None  # of the training images, for the rule "settled"
+    scored: ImageData
+    is_test: bool  # whether the test images are scored
 
 
 _PAPER = {
@@ -168,10 +209,13 @@ _PAPER = {
     "pad": "zero",
     "cutout": 0,
     "equal_heads": False,
+    "held_out": 0,
 }
+EARLIER = {"held_out": 0}
+"""Fields that came later, where what was done before them is not the default."""
 UDN_ONLY = frozenset(
     {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
-    | {"concentration", "equal_heads", "equal_layers"}
+    | {"concentration", "equal_heads", "equal_layers", "caution"}
 )
 """Fields of the recipe that a network of fixed depth does not look at."""
 
@@ -184,10 +228,11 @@ class CifarRun:
         model: "udn", or a depth as text.
         seed: of weights, order and augmentation.
         classes: which images; all ten where it is empty.
-        lambda0: λ at the start, of a UDN.
+        lambda0: λ at the start, of a UDN; see `STARTS`.
         rule: how q(ℓ) is found. "gradient" as in the paper: a truncated Poisson against a Poisson
             prior, λ moved by the optimiser at the weights' learning rate. "ascent": λ by
-            `RateAscent` against a price for each layer, then `Sharpen`.
+            `RateAscent` against a price for each layer, then `Sharpen`. "settled": a truncated
+            normal, whose place starts from λ₀, by `HeldOutAscent`.
     """
 
     model: str
@@ -211,8 +256,13 @@ class CifarRun:
 
     @property
     def ascends(self) -> bool:
-        """Whether it is a UDN whose q(ℓ) is found by our rule."""
+        """Whether it is a UDN with the rule "ascent"."""
         return self.model == "udn" and self.rule == "ascent"
+
+    @property
+    def settles(self) -> bool:
+        """Whether it is a UDN with the rule "settled", which needs held-out images."""
+        return self.model == "udn" and self.rule == "settled"
 
     def epochs(self, recipe: Recipe) -> int:
         """How many passes it makes over its images."""
@@ -225,6 +275,8 @@ class CifarRun:
         if self.ascends:
             depth = ub.TruncatedConwayMaxwell(self.lambda0, recipe.search_concentration)
             prior = ub.GeometricDepth.priced(recipe.layer_price)
+        elif self.settles:  # no prior has a part in where it goes
+            depth = ub.TruncatedNormal(self.lambda0, max(1.0, self.lambda0 / 2))
         elif self.model != "udn":
             depth = ub.FixedDepth(int(self.model))
         layers = ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init)
@@ -244,8 +296,12 @@ class CifarRun:
             fused=True,
         )
         sizes = {"steps_per_epoch": max(1, rows // batch_size), "epochs": self.epochs(recipe)}
-        # Every weight of a block but those of its normalisations can be scaled freely.
-        ascent = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
+        rule: DepthRule | None = None
+        if self.ascends:
+            # Every weight of a block but those of its normalisations can be scaled freely.
+            rule = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
+        elif self.settles:
+            rule = HeldOutAscent(caution=recipe.caution)
         return {
             "epochs": self.epochs(recipe),
             "batch_size": batch_size,
@@ -253,9 +309,11 @@ class CifarRun:
             "optimizer": optimizer,
             "scheduler": LambdaLR(optimizer, partial(recipe.rate_at, **sizes)),
             "schedule_every": "step",
-            "depth_rule": ascent if self.ascends else None,
-            "equal_heads": recipe.equal_heads and self.ascends,
-            "equal_layers": recipe.equal_layers and self.ascends,
+            "depth_rule": rule,
+            "equal_heads": recipe.equal_heads and rule is not None,
+            "equal_layers": recipe.equal_layers and rule is not None,
+            # The rate ends at zero: the last epoch is the best, and held-out images are few.
+            "select": "last",
         }
 
     def callbacks(self, recipe: Recipe) -> list[Callback]:

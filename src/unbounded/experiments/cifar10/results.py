@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.plan import STUDY
-from unbounded.experiments.cifar10.recipe import LAMBDA0, RULES
+from unbounded.experiments.cifar10.recipe import RULES, STARTS
 from unbounded.experiments.pages import SUBSCRIPTS
 
 Result = dict[str, Any]
@@ -58,8 +58,8 @@ def select(
 def headline(results: Iterable[Result], classes: Sequence[str] = ()) -> list[Result]:
     """The UDN of the tables on a group of classes, always of one rule and one λ₀.
 
-    Our rule where it was run, else the paper's; the λ₀ with most seeds, of several the usual one or
-    the smallest.
+    One of our rules where it was run, else the paper's; the λ₀ with most seeds, of several the
+    usual one or the smallest.
     """
     found = select(results, "udn", classes)
     if not found:
@@ -67,7 +67,7 @@ def headline(results: Iterable[Result], classes: Sequence[str] = ()) -> list[Res
     rule = min((r["run"]["rule"] for r in found), key=RULES.index)
     found = select(found, rule=rule)
     starts = [r["run"]["lambda0"] for r in found]
-    usual = max(starts, key=lambda start: (starts.count(start), start == LAMBDA0, -start))
+    usual = max(starts, key=lambda start: (starts.count(start), start == STARTS[rule], -start))
     return select(found, lambda0=usual)
 
 

@@ -55,7 +55,8 @@ def train(
     started = time.perf_counter()
     device = torch.device(device)
     train, test = [part.only(*run.classes) if run.classes else part for part in images]
-    data, held_out, is_test = recipe.data(train, test)
+    parts = recipe.data(train, test, len(images[0].classes))
+    data = parts.train
     model = run.build(recipe, data.x.shape[3], len(train.classes))
     model.to(device)
     if device.type == "cuda":
@@ -64,17 +65,18 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         checkpoint.unlink(missing_ok=True)
-    name = "test" if is_test else "validation"
+    name = "test" if parts.is_test else "validation"
     epochs = run.epochs(recipe)
     engine = Graphs() if device.type == "cuda" else Eager()
     autocast = torch.bfloat16 if device.type == "cuda" else None
     result = fit(
         model,
         data,
+        validation=parts.held_out,
         **run.fitting(model, recipe, len(data)),
         engine=engine,
         autocast=autocast,
-        callbacks=[*run.callbacks(recipe), _Looker(model, held_out, name, epochs, minutes)],
+        callbacks=[*run.callbacks(recipe), _Looker(model, parts.scored, name, epochs, minutes)],
         progress=progress,
         checkpoint=checkpoint,
         resume=resume,
@@ -87,7 +89,7 @@ def train(
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
-        **scores(model, held_out, name, autocast),
+        **scores(model, parts.scored, name, autocast),
         "depth_mean": model.depth.mean(),
         "max_depth": model.depth.max_depth(),
         "num_layers": model.network.num_layers,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unbounded.experiments import StudyError, records
-from unbounded.experiments.cifar10.recipe import UDN_ONLY, CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import EARLIER, UDN_ONLY, CifarRun, Recipe
 from unbounded.printing import show
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Study:
     def _compare(self, path: Path, before: dict[str, Any], model: str) -> None:
         now = records.plain(self.recipe.config())
         # A field that did not exist then was as it is by default now.
-        before = {**records.plain(Recipe().config()), **before}
+        before = {**records.plain(Recipe().config()), **EARLIER, **before}
         of_no_matter = frozenset() if model == "udn" else UDN_ONLY
         keys = [key for key in {**before, **now} if key not in of_no_matter]
         differing = [key for key in keys if before.get(key) != now.get(key)]

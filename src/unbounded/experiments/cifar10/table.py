@@ -23,7 +23,7 @@ from unbounded.experiments.cifar10.results import (
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 
-RULE_LABELS = {"ascent": "ours", "gradient": "the paper's"}
+RULE_LABELS = {"settled": "settled", "ascent": "ours", "gradient": "the paper's"}
 ALIKE = 0.25
 """How far apart, as a share of their mean, E[ℓ] may end from different λ₀."""
 
@@ -35,6 +35,8 @@ def markdown(results: Sequence[Result]) -> str:
     """Everything as one page of tables."""
     parts = ["### Test accuracy in percent, all ten classes\n", accuracy_table(results)]
     parts += ["### Easy, hard and all classes: accuracy and depth\n", classes_table(results)]
+    fixed = fixed_table(results)
+    parts += ["### Some of the classes: accuracy of every model\n", fixed] if fixed else []
     parts += ["### E[ℓ] at the end, from each λ₀ (all ten classes)\n", starts_table(results)]
     parts += ["### What was to be reached\n", _verdicts(results)]
     parts += ["### How it was run\n", _conditions(results)]
@@ -54,7 +56,7 @@ def accuracy_table(results: Sequence[Result]) -> str:
     models += [(row.label, row, []) for row in published.TABLE if row.model is None]
     main = headline(results)
     models.append((_udn_label(main), printed["udn"], main))
-    for rule in RULES:  # the other rule, from the same λ₀
+    for rule in RULES:  # the other rules, from the same λ₀
         other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
         if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
             models.append((_udn_label(other), None, other))
@@ -103,8 +105,22 @@ def classes_table(results: Sequence[Result]) -> str:
     return markdown_table(head, rows) + f"\nAll with {_described(results)}.\n"
 
 
+def fixed_table(results: Sequence[Result]) -> str:
+    """Fixed depths beside the UDN on some of the classes; nothing where there are none."""
+    fixed = [r for r in results if r["run"]["model"] != "udn" and r["run"]["classes"]]
+    depths = sorted({r["run"]["model"] for r in fixed}, key=int)
+    rows = []
+    for group in dict.fromkeys(tuple(r["run"]["classes"]) for r in fixed):
+        cells = [select(fixed, depth, group) for depth in depths] + [headline(results, group)]
+        shown = [_percent(runs) if runs else "–" for runs in cells]
+        depth = _show(cells[-1], "depth_mean") if cells[-1] else "–"
+        rows.append([classes_label(group), *shown, depth])
+    head = ["classes", *map(label, depths), label("udn"), "E[ℓ]"]
+    return markdown_table(head, rows) if rows else ""
+
+
 def starts_table(results: Sequence[Result]) -> str:
-    """E[ℓ] at the end from each λ₀, for both rules."""
+    """E[ℓ] at the end from each λ₀, for every rule."""
     full = select(results, "udn", ())
     rules = [rule for rule in RULES if select(full, rule=rule)]
     if not rules:
@@ -211,12 +227,12 @@ def _udn_label(runs: Sequence[Result]) -> str:
     if not runs:
         return "UDN"
     run = runs[0]["run"]
-    return f"UDN, λ by {_rule(run['rule'])}, λ₀ = {run['lambda0']:g}"
+    return f"UDN, {_rule(run['rule'])}, λ₀ = {run['lambda0']:g}"
 
 
 def _described(results: Sequence[Result]) -> str:
     kinds = {
-        f"λ by {_rule(r['run']['rule'])} and λ₀ = {r['run']['lambda0']:g}": None
+        f"{_rule(r['run']['rule'])} and λ₀ = {r['run']['lambda0']:g}": None
         for group in {tuple(r["run"]["classes"]): None for r in select(results, "udn")}
         for r in headline(results, group)
     }
@@ -224,7 +240,11 @@ def _described(results: Sequence[Result]) -> str:
 
 
 def _rule(rule: str) -> str:
-    return f"{RULE_LABELS[rule]} rule ({rule})" if rule == "gradient" else "our rule (ascent)"
+    return {
+        "settled": "settled",
+        "ascent": "λ by our rule (ascent)",
+        "gradient": "λ by the paper's rule (gradient)",
+    }[rule]
 
 
 def _integers(runs: Sequence[Result], key: str) -> str:
