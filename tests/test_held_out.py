@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import unbounded as ub
 from helpers import classes, numbers, same, state
 from unbounded.engines import Eager, Graphs, graphs
-from unbounded.training import Augment, HeldOutAscent, ImageData
+from unbounded.training import Augment, HeldOutAscent, ImageData, trainer
 
 ROWS = 400
 
@@ -26,7 +26,11 @@ def made_up(needed, *, noise=0.05, training_only=False, epochs=400, start=4.0, s
     and by luck of their own that deeper networks turn one way or the other.
     """
     draw = torch.Generator().manual_seed(seed)
-    model, rule = tiny(start, max(1.0, start / 2)), HeldOutAscent() if rule is None else rule
+    model = tiny()
+    model.depth = (
+        start if not isinstance(start, float) else ub.TruncatedNormal(start, max(1.0, start / 2))
+    )
+    rule = HeldOutAscent() if rule is None else rule
     luck = torch.randn(200, ROWS, generator=draw).double() * 0.1
     guess = torch.full((ROWS,), 0.5).double().log()
     for epoch in range(epochs):
@@ -57,9 +61,9 @@ def test_the_depth_that_pays_is_found_from_any_start(needed):
 
 def test_it_rests_and_says_so():
     _, rule = made_up(3, epochs=700)
-    assert rule.columns() == {"depth_settled": 1}
+    assert rule.columns()["depth_settled"] == 1
     _, rule = made_up(3, epochs=20)
-    assert rule.columns() == {"depth_settled": 0}
+    assert rule.columns()["depth_settled"] == 0
     model = tiny()
     rule.rest()
     before = state(model)
@@ -86,7 +90,39 @@ def test_an_epoch_that_is_long_shows_drift_too():
         level = -0.6 + 0.05 * epoch
         rule.look(model, torch.full((model.depth.max_depth(), ROWS), level), guess, None)
     assert rule._state[0, 1] > 1
-    assert rule.columns() == {"depth_settled": 0}
+    assert rule.columns()["depth_settled"] == 0
+
+
+def test_a_new_depth_gains_nothing_by_the_progress_of_all():
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((1, ROWS), 0.5).double().log()
+    rule.reserve(model, 5)
+    for epoch in range(12):  # depth 5 comes late, and is as good as depth 4
+        depth = 4 if epoch < 10 else 5
+        rule._state[0, 0] += 100
+        log_q = torch.full((1, depth), 1 / depth).log()
+        rule.see(torch.full((1, depth, ROWS), -0.6 + 0.04 * epoch), log_q, guess, None)
+    rule._state[0, 2] = 1
+    worth = rule._worth(torch.full((1, 5), 0.2), slice(0, 1), None)
+    assert worth.diff().flatten().tolist() == pytest.approx([-rule.floor] * 4)
+
+
+def test_a_rest_ends_where_much_is_to_be_gained():
+    family, rule = made_up(3, epochs=300)
+    assert rule.columns()["depth_settled"] == 1
+    before = family.mean()
+    family, rule = made_up(7, epochs=300, start=family, rule=rule)
+    assert family.mean() > before + 2
+
+
+def test_the_best_epoch_goes_with_q():
+    """Another depth replaces the best epoch unless it is worse for sure."""
+    better = {"depth_mean": 8.0, "held_out_score": -0.20, "held_out_error": 0.01}
+    later = {"depth_mean": 4.0, "held_out_score": -0.205, "held_out_error": 0.01}
+    assert trainer._has_moved_on(later, better)
+    assert not trainer._has_moved_on({**later, "depth_mean": 8.2}, better)
+    assert not trainer._has_moved_on({**later, "held_out_score": -0.25}, better)
+    assert not trainer._has_moved_on({"depth_mean": 4.0}, {"depth_mean": 8.0})
 
 
 def test_training_rows_stand_in_while_nothing_generalises():
@@ -94,7 +130,7 @@ def test_training_rows_stand_in_while_nothing_generalises():
     grown, rule = made_up(8, training_only=True, start=1.0)
     assert rule._state[0, 2] == 0
     assert grown.mode() >= 6
-    assert rule.columns() == {"depth_settled": 0}
+    assert rule.columns()["depth_settled"] == 0
 
 
 def test_noise_alone_earns_no_layer():
@@ -152,7 +188,7 @@ def test_resumed_bit_for_bit(tmp_path):
     assert same(state(whole), state(again))
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in result.history.rows]
     assert rows == [{k: v for k, v in r.items() if k != "seconds"} for r in expected.history.rows]
-    assert rule._state[0, 7] > 0
+    assert rule._state[0, 8] > 0
 
 
 def test_a_population_under_eager_equals_lone_models():
