@@ -74,10 +74,10 @@ def test_it_rests_and_says_so():
 
 
 def test_q_is_wide_while_the_network_learns():
-    _, calm = made_up(3)
+    calm_family, calm = made_up(3)
     wide, rule = made_up(3, epochs=60)
     assert rule._state[0, 1] > calm._state[0, 1]
-    assert wide.spread > 0.7
+    assert wide.spread > calm_family.spread
 
 
 def test_an_epoch_that_is_long_shows_drift_too():
@@ -117,12 +117,20 @@ def test_a_rest_ends_where_much_is_to_be_gained():
 
 def test_the_best_epoch_goes_with_q():
     """Another depth replaces the best epoch unless it is worse for sure."""
-    better = {"depth_mean": 8.0, "held_out_score": -0.20, "held_out_error": 0.01}
-    later = {"depth_mean": 4.0, "held_out_score": -0.205, "held_out_error": 0.01}
-    assert trainer._has_moved_on(later, better)
-    assert not trainer._has_moved_on({**later, "depth_mean": 8.2}, better)
-    assert not trainer._has_moved_on({**later, "held_out_score": -0.25}, better)
-    assert not trainer._has_moved_on({"depth_mean": 4.0}, {"depth_mean": 8.0})
+    best = trainer.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0})
+    later = {"depth_mean": 4.0}
+    assert trainer._has_moved_on(later, best, 0.895, 0.01)
+    assert not trainer._has_moved_on({"depth_mean": 8.2}, best, 0.895, 0.01)
+    assert not trainer._has_moved_on(later, best, 0.88, 0.01)
+    assert not trainer._has_moved_on(later, best, 0.895, None)
+
+
+def test_the_error_of_the_score_is_that_of_a_mean_over_rows():
+    """In units of the score: accuracies have a binomial error."""
+    _, result, _ = spiral_run(epochs=2)
+    row = result.history.rows[-1]
+    share = row["val_accuracy"]
+    assert row["val_error"] == pytest.approx((share * (1 - share) / 63) ** 0.5, rel=1e-6)
 
 
 def test_training_rows_stand_in_while_nothing_generalises():

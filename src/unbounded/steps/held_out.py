@@ -30,12 +30,8 @@ _EARLIEST = 500.0  # steps for which q has to stay, at least
 # Places in the rule's state: steps since the last look; drift, with its sign, so that ups and downs
 # cancel; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
-# all; this epoch's score under q and its standard error.
-_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL = range(9)
-_SCORE, _ERROR, _COUNT = 9, 10, 11
-
-COLUMNS = ("depth_settled", "held_out_score", "held_out_error")
-"""What the history keeps of the rule."""
+# all.
+_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL, _COUNT = range(10)
 
 
 class HeldOutAscent(DepthRule):
@@ -92,7 +88,7 @@ class HeldOutAscent(DepthRule):
         price: float = 1.0,
         floor: float = 3.0,
         caution: float = 1.0,
-        reference: tuple[float, float] = (4.0, 4.0),
+        reference: tuple[float, float] = (3.0, 3.0),
         narrowest: float = 0.5,
     ):
         if not 0 < memory < 1:
@@ -177,9 +173,10 @@ class HeldOutAscent(DepthRule):
                 f"{type(model.depth).__name__} has none"
             )
 
-    def told(self) -> Tensor:
-        """The numbers of `columns` for each model, `(members, 3)`."""
-        return self._state[:, [_RESTS, _SCORE, _ERROR]].clamp(max=1)
+    @property
+    def rests(self) -> Tensor:
+        """1 for each model whose q has settled, `(members,)`."""
+        return self._state[:, _RESTS].clamp(max=1)
 
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""
@@ -239,14 +236,16 @@ class HeldOutAscent(DepthRule):
         towards(self._train, _added(self._sums[:, :depth] / steps[:, None]), memory / 4)
         slow = _mean(self._gains[:, :depth], weights).cumsum(1)
         gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * _total(self._gains, weights)
+        under_q = (q[..., None] * scores).sum(1, keepdim=True)
+        if guess is not None:  # at first everything is new
+            learnt = _mean(under_q - guess[:, None], weights)[:, 0] * _total(self._gains, weights)
+            gap = torch.where(state[:, _LOOKS] == 0, learnt, gap)
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
         state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
-        under_q = (q[..., None] * scores).sum(1, keepdim=True)
-        state[:, _SCORE] = _mean(under_q, weights)[:, 0]
-        state[:, _ERROR] = _standard_error(under_q, _mean(under_q, weights), weights)[:, 0]
-        self._check_rest(q, state[:, _ERROR] * _total(self._gains, weights))
+        error = _standard_error(under_q, _mean(under_q, weights), weights)[:, 0]
+        self._check_rest(q, error * _total(self._gains, weights))
         self._sums.zero_()
 
     def _generalises(
@@ -292,35 +291,62 @@ class HeldOutAscent(DepthRule):
         spread = family.spread_at(at)
         steps = state[:, _SINCE].clone()
         state[:, _SINCE] = 0
-        log_q = family.log_probs_at(at, depth)
-        worth = self._worth(log_q.exp(), of, weights)
+        drift = state[:, _DRIFT].abs()
+        worth = self._worth(family.log_probs_at(at, depth).exp(), of, weights)
         # Far from depth 1 a layer more or less is little: strides grow with the place.
         pace = steps * self.speed * (place / _UNIT).clamp(min=1)
         stride, stretch = pace.clamp(max=_FARTHEST), steps * self.speed / 5
         places = (pace[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
-        spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp()
-        widest = (place / 2).clamp(min=2)[:, None]
-        spreads = (spreads * spread[:, None]).minimum(widest).clamp(min=self.narrowest)
-        at_place, at_spread = torch.broadcast_tensors(
-            (place[:, None] + places).clamp(min=0.5)[:, :, None], spreads[:, None, :]
+        spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp() * spread[:, None]
+        widest = (place / 2).clamp(min=self.reference[1])[:, None]
+        near = torch.broadcast_tensors(
+            (place[:, None] + places).clamp(min=0.5)[:, :, None],
+            spreads.minimum(widest).clamp(min=self.narrowest)[:, None, :],
         )
-        # As far as a member at the last depth can reach that is as wide as any.
-        size = math.ceil(2.2 * depth) + 12
-        log_q = family.log_probs_at(family.numbers_of(at_place, at_spread), size)
-        q = log_q.exp()
-        # Beyond the layers that there are nothing is known: neither gain nor loss.
-        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)[:, None, None]
-        temperature = (1 + self.caution * state[:, _DRIFT].abs())[:, None, None]
-        bound = (q * value).sum(-1) - temperature * (q * (log_q - self._log_reference(q))).sum(-1)
-        middle = bound[:, len(_PLACES) // 2, len(_SPREADS) // 2]
-        highest, best = bound.flatten(1).max(1, keepdim=True)
-        to_place, to_spread = (t.flatten(1).gather(1, best)[:, 0] for t in (at_place, at_spread))
+        at_place, at_spread = (
+            torch.cat([grid.flatten(1), torch.full_like(place, middle)[:, None]], 1)
+            for grid, middle in zip(near, self.reference, strict=True)
+        )
+        bound = self._bound(family, at_place, at_spread, worth, 1 + self.caution * drift)
+        now = bound[:, bound.shape[1] // 2]  # the middle of the grid
+        highest, best = bound[:, :-1].max(1)
+        to_place, to_spread = (t.gather(1, best[:, None])[:, 0] for t in (at_place, at_spread))
         step = torch.clamp(to_place - place, -stride, stride)
         change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
+        new_place, new_spread = place + step, (spread * change.exp()).clamp(min=self.narrowest)
+        # What q began with is no evidence: after the first epoch it may leap to the reference.
+        leaps = (state[:, _LOOKS] == 1) & (bound[:, -1] > highest)
+        new_place = torch.where(leaps, at_place[:, -1], new_place)
+        new_spread = torch.where(leaps, at_spread[:, -1], new_spread)
         least = torch.where(state[:, _RESTS] > 0, self.floor, 1e-6)
-        moves = (steps > 0) & (highest[:, 0] > middle + least) & (state[:, _RESTS] < _FOR_GOOD)
-        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
-        return torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
+        moves = (steps > 0) & (bound.amax(1) > now + least) & (state[:, _RESTS] < _FOR_GOOD)
+        return torch.where(moves, new_place, place), torch.where(moves, new_spread, spread)
+
+    def _bound(
+        self,
+        family: TruncatedNormal,
+        places: Tensor,
+        spreads: Tensor,
+        worth: Tensor,
+        temperature: Tensor,
+    ) -> Tensor:
+        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ r) of candidates, `(members, candidates)`.
+
+        Args:
+            family: stands for all.
+            places: μ of the candidates, `(members, candidates)`.
+            spreads: s, likewise.
+            worth: U_ℓ, `(members, depth)`.
+            temperature: T, `(members,)`.
+        """
+        depth = worth.shape[1]
+        size = math.ceil(2.2 * depth) + 12  # as far as a member at the last depth can reach
+        log_q = family.log_probs_at(family.numbers_of(places, spreads), size)
+        q = log_q.exp()
+        # Beyond the layers that there are nothing is known: neither gain nor loss.
+        value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
+        divergence = (q * (log_q - self._log_reference(q))).sum(-1)
+        return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
 
     def _log_reference(self, like: Tensor) -> Tensor:
         """log r(ℓ) for ℓ = 1 … as many as the last axis has."""
@@ -346,9 +372,8 @@ class HeldOutAscent(DepthRule):
     # The rest
 
     def columns(self) -> dict[str, float]:
-        """Whether q rests, and this epoch's mean of r under q with its standard error."""
-        found = dict(zip(COLUMNS, self.told()[0].tolist(), strict=True))
-        return {**found, "depth_settled": int(found["depth_settled"])}
+        """Whether q rests."""
+        return {"depth_settled": int(self.rests[0])}
 
     def rest(self) -> None:
         """Leave q where it is from now on."""

@@ -1,5 +1,6 @@
 """Scores of a model on data, with one host read for all sets."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
 
 Sets = Mapping[str, Batches]
+
+ERRORS = ("val_error", "val_log_error")
+"""Standard errors of the score and of the log score of the set that is kept."""
 
 
 class SetScores:
@@ -71,6 +75,7 @@ class SetScores:
                 rows = torch.stack([score, log_prob, count])
                 if weights is not None:
                     rows[:2] *= weights
+                rows = torch.cat([rows, rows[:2] ** 2])
                 for name, part in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
                     total = part.sum(1, dtype=torch.float64)  # double, so that counts are exact
                     sums[name] = sums[name] + total if name in sums else total
@@ -78,11 +83,17 @@ class SetScores:
             if kept:
                 self.by_depth = torch.cat(kept, 1)
         result: dict[str, float] = {}
-        for name, (score_sum, log_score, count_sum) in zip(self.sets, values, strict=True):
+        for name, (score_sum, log_score, count, *squares) in zip(self.sets, values, strict=True):
+            mean, log_mean = score_sum / count, log_score / count
             if likelihood.score_name != "log_score":
-                mean = likelihood.finish_score(score_sum / count_sum)
-                result[f"{name}_{likelihood.score_name}"] = mean
-            result[f"{name}_log_score"] = log_score / count_sum
+                result[f"{name}_{likelihood.score_name}"] = likelihood.finish_score(mean)
+            result[f"{name}_log_score"] = log_mean
+            if name == keep:
+                pairs = zip((mean, log_mean), squares, strict=True)
+                error, log_error = (standard_error(m, square / count, count) for m, square in pairs)
+                result |= dict(
+                    zip(ERRORS, finished(likelihood, mean, error, log_error), strict=True)
+                )
         return result
 
     def _passes(self) -> Iterator[tuple[dict[str, int], Batch]]:
@@ -93,6 +104,21 @@ class SetScores:
             if self._joint is None or name not in self._sizes:
                 for batch in data:
                     yield {name: batch.y.shape[0]}, batch
+
+
+def standard_error(mean: float, square: float, count: float) -> float:
+    """Of the mean of `count` numbers, from it and the mean of their squares."""
+    return math.sqrt(max(square - mean**2, 0.0) / max(count - 1, 1.0))
+
+
+def finished(
+    likelihood: Likelihood, mean: float, error: float, log_error: float
+) -> tuple[float, float]:
+    """The errors of the score and of the log score, the first as `finish_score` has it."""
+    if likelihood.score_name == "log_score":
+        return log_error, log_error
+    score, worse = likelihood.finish_score(mean), likelihood.finish_score(mean + error)
+    return abs(worse - score), log_error
 
 
 def row_scores(

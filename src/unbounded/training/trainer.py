@@ -290,7 +290,8 @@ class Trainer:
         elif not likelihood.higher_is_better:
             score = -score
         key, best = (score, log_score), member.best
-        if best is not None and key <= best.key and not _has_moved_on(row, best.row):
+        error = row.get("val_log_error" if self.options.select == "log_score" else "val_error")
+        if best is not None and key <= best.key and not _has_moved_on(row, best, key[0], error):
             member.bad_epochs += 1
             return False
         member.best, member.bad_epochs = BestEpoch(self.epoch, key, row), 0
@@ -381,15 +382,21 @@ class Trainer:
         )
 
 
-def _has_moved_on(row: Row, best: Row) -> bool:
+def _has_moved_on(row: Row, best: BestEpoch, score: float, error: float | None) -> bool:
     """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
 
     Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them.
+
+    Args:
+        row: of this epoch.
+        best: so far.
+        score: of this epoch, larger is better.
+        error: its standard error; None without a rule that goes by held-out rows.
     """
-    if "held_out_score" not in row:
+    if error is None or score < best.key[0] - error:
         return False
-    moved = abs(row["depth_mean"] - best["depth_mean"]) > _ANOTHER_DEPTH * (1 + row["depth_mean"])
-    return moved and row["held_out_score"] >= best["held_out_score"] - row["held_out_error"]
+    found = row["depth_mean"]
+    return bool(abs(found - best.row["depth_mean"]) > _ANOTHER_DEPTH * (1 + found))
 
 
 class _Writer:

@@ -29,8 +29,8 @@ from unbounded.layers.stacks import (
     untrained,
 )
 from unbounded.model import UDN, check_prior_mass
-from unbounded.steps.held_out import COLUMNS
 from unbounded.steps.objective import SMALLEST_USE
+from unbounded.steps.scoring import ERRORS
 
 # Rows times members scored at a time: large for a GPU's many units, small for a CPU's caches.
 _SCORED = {"cuda": 1 << 21, "cpu": 1 << 15}
@@ -89,7 +89,7 @@ class Computation:
         self.columns = list(
             dict.fromkeys(
                 ["step", *TERMS, "depth_mean", "max_depth", "num_layers", *names, "failed"]
-                + (list(COLUMNS) if self.rule is not None else [])
+                + (["depth_settled", *ERRORS] if self.rule is not None else [])
             )
         )
 
@@ -383,12 +383,14 @@ class Computation:
         }
         for name, data in self.sets.items():
             rule = self.rule if name == VALIDATION else None
-            score, log_score = self._score_set(data, log_q, rule)
-            named[f"{name}_{self.likelihood.likelihood.score_name}"] = score
-            named[f"{name}_log_score"] = log_score
+            means, errors = self._score_set(data, log_q, rule)
+            named[f"{name}_{self.likelihood.likelihood.score_name}"] = means[:, 0]
+            named[f"{name}_log_score"] = means[:, 1]
+            if rule is not None:
+                named |= dict(zip(ERRORS, errors.unbind(1), strict=True))
         if self.rule is not None:
             self.rule.see(log_q, state["alive"])
-            named |= dict(zip(COLUMNS, self.rule.rule.told().unbind(1), strict=True))
+            named["depth_settled"] = self.rule.rule.rests
         state["row"].copy_(torch.stack([named[column] for column in self.columns], 1))
 
     @property
@@ -399,9 +401,12 @@ class Computation:
     def _score_set(
         self, data: MemberData, log_q: Tensor, rule: StackedRule | None
     ) -> tuple[Tensor, Tensor]:
-        """The mean score (before `finish_score`) and the mean log score, `(members,)` each."""
+        """The mean score (before `finish_score`) and the mean log score, `(members, 2)`.
+
+        And their standard errors.
+        """
         count = len(self.models)
-        totals = torch.zeros(count, 2, dtype=torch.float64, device=self.device)
+        totals, squares = torch.zeros(2, count, 2, dtype=torch.float64, device=self.device)
         counted = torch.zeros(count, 1, dtype=torch.float64, device=self.device)
         piece = max(256, min(8192, _SCORED[self.device.type] // count))
         for start in range(0, data.size, piece):
@@ -416,8 +421,10 @@ class Computation:
                 counted += weights.sum(1, keepdim=True, dtype=torch.float64)
                 rows = torch.where(weights[:, None] > 0, rows * weights[:, None], 0.0)
             totals += rows.sum(2, dtype=torch.float64)
+            squares += (rows.double() ** 2).sum(2)
         means = totals / counted
-        return means[:, 0], means[:, 1]
+        variance = (squares / counted - means**2).clamp(min=0)
+        return means, (variance / (counted - 1).clamp(min=1)).sqrt()
 
     def settle(self) -> None:
         """Let the rule move λ, before an epoch."""

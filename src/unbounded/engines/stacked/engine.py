@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import growth
-from unbounded.engines.base import Birth, Engine, Row, TrainingTask, refuse
+from unbounded.engines.base import VALIDATION, Birth, Engine, Row, TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import optimizer_kind
 from unbounded.engines.stacked.computation import Computation
@@ -26,6 +26,7 @@ from unbounded.layers.base import is_plain
 from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into, untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
+from unbounded.steps.scoring import ERRORS, finished
 from unbounded.steps.step import NonFiniteError
 
 # λ may move this far (in softplus⁻¹) before the host looks at the depths again.
@@ -307,6 +308,10 @@ class Stacked(Engine):
             )
             return None
         likelihood = self.work.likelihood.likelihood
+        if ERRORS[0] in row:
+            mean = row[f"{VALIDATION}_{likelihood.score_name}"]
+            errors = finished(likelihood, mean, *(row[name] for name in ERRORS))
+            row |= dict(zip(ERRORS, errors, strict=True))
         if likelihood.score_name != "log_score":
             for name in self.task.sets:
                 column = f"{name}_{likelihood.score_name}"
