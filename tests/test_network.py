@@ -8,7 +8,6 @@ from torch import nn
 import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
-from unbounded.layers.dense import DenseLayer
 from unbounded.layers.dense_passes import Norm, normalise
 from unbounded.network import LayerError
 
@@ -242,46 +241,6 @@ def test_pre_norm_layers_add_to_a_normalised_state():
         h = h + torch.tanh(F.linear(normed, *weights(model, depth)))
     head = model.network.heads["3"]
     torch.testing.assert_close(model(x)[-1], F.linear(h, head.weight, head.bias))
-
-
-@pytest.mark.parametrize("kind", [ub.Dense, ub.PreNormDense])
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("first", [1, 3])
-def test_the_fast_way_equals_the_modules(kind, activation, first):
-    """Outputs with and without gradients, and the gradients of everything."""
-    layers = kind(3, 6, 2, activation=activation)
-    network = ub.UDN(layers, ub.Categorical(2), FiniteDepth(4), seed=2).double().network
-    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x.requires_grad_()
-    stack = network.stack(4, first)._replace(in_step=True)
-    slow = torch.stack(
-        [head(h) for head, h in zip(stack.heads, stack.states(x)[first - 1 :], strict=True)]
-    )
-    fast = layers.run(stack, x)
-    with torch.no_grad():
-        scored = layers.run(stack, x)
-    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(scored, fast.detach(), rtol=0, atol=0)
-    parameters = [x, *(p for m in (*stack.hidden, *stack.heads) for p in m.parameters())]
-    along = torch.linspace(-1, 2, slow.numel(), dtype=torch.float64).view(slow.shape)
-    ours, theirs = (torch.autograd.grad(o, parameters, along) for o in (fast, slow))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-
-
-def test_the_fast_way_gives_way():
-    layers = ub.PreNormDense(3, 6, 2)
-    x = torch.randn(7, 3)
-
-    def run(change=lambda model: None, x=x):
-        model = ub.UDN(layers, ub.Categorical(2), FixedDepth(3))
-        change(model)
-        return layers.run(model.network.stack(3, 3)._replace(in_step=True), x)
-
-    assert run() is not None
-    assert run(lambda m: m.network.hidden["2"].register_forward_hook(lambda *_: None)) is None
-    assert run(lambda m: m.network.hidden.update({"2": DenseLayer(6, 6, torch.relu)})) is None
-    assert run(lambda m: m.bfloat16(), x.bfloat16()) is None  # a norm needs more digits
 
 
 def test_both_ways_to_a_norm_agree():

@@ -283,7 +283,6 @@ def test_pre_norm_members_train_as_alone_and_as_by_vmap(monkeypatch, activation)
     results = ub.fit(together, data, validation=held_out(0), **options)
     assert any(result.history.births for result in results)
     monkeypatch.setattr(ub.PreNormDense, "stacked", lambda *_: None)
-    monkeypatch.setattr(ub.PreNormDense, "run", lambda *_: None)
     ub.fit(by_vmap, data, validation=held_out(0), **options)
     for index, model in enumerate(alone):
         result = ub.fit(model, *data[index], validation=held_out(0), **options)

@@ -72,7 +72,10 @@ class Dense(Layers):
         return nn.Linear(self.width, self.out_features)
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
-        """All layers and heads as one operation, where they are plain and x is as expected."""
+        """All layers and heads as one operation, where they are plain and x is as expected.
+
+        Pre-norm layers are left to autograd: of these, one network alone gains too little.
+        """
         hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
             self.activation in DenseStack.ACTIVATIONS
@@ -80,9 +83,7 @@ class Dense(Layers):
             and len(heads) == len(hidden) - stack.first + 1
             and x.dim() == 2
             and not torch.is_autocast_enabled(x.device.type)
-            and not (self.is_pre_norm and x.dtype.itemsize < 4)  # a norm needs more digits
-            and all_plain(hidden[:1], self._kind(1))
-            and all_plain(hidden[1:], self._kind(2))
+            and all_plain(hidden, DenseLayer)
             and all_plain(heads, nn.Linear)
             and all(layer.activation is self._activation for layer in hidden)
         ):
@@ -94,9 +95,7 @@ class Dense(Layers):
         found = [None if p is None or p.dtype != x.dtype else p.shape for p in parameters]
         if found != expected:
             return None  # the modules tell what is wrong, or cast
-        return dense_outputs(
-            x, parameters, len(hidden), stack.first, str(self.activation), self.is_pre_norm
-        )
+        return dense_outputs(x, parameters, len(hidden), stack.first, str(self.activation))
 
     def stacked(
         self, hidden: Sequence[Sequence[nn.Module]], heads: Sequence[nn.Module]

@@ -1,4 +1,4 @@
-"""Forward and backward by hand: of one dense layer, plain or pre-norm, and of one dense network."""
+"""Forward and backward by hand: of a dense layer, plain or pre-norm, and of one plain network."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -97,14 +97,9 @@ def through_norm(signal: Tensor, before: Tensor, norm: Norm) -> Tensor:
 
 
 def dense_outputs(
-    x: Tensor,
-    parameters: Sequence[Tensor | None],
-    count: int,
-    first: int,
-    activation: str,
-    is_pre_norm: bool,
+    x: Tensor, parameters: Sequence[Tensor | None], count: int, first: int, activation: str
 ) -> Tensor:
-    """Ω_ℓ(x) of one network, ℓ = first … last, by the same passes: `(depth, batch, out)`.
+    """Ω_ℓ(x) of one plain network, ℓ = first … last, by the same passes: `(depth, batch, out)`.
 
     In memory it is `(depth, out, batch)`: what follows is a softmax over few classes, which is
     several times faster along a strided axis.
@@ -115,76 +110,43 @@ def dense_outputs(
         count: how many layers there are.
         first: the depth of the first head.
         activation: one of `DenseStack.ACTIVATIONS`.
-        is_pre_norm: whether the layers from the second on are pre-norm ones.
     """
-    kind = _Kind(count, first, activation, is_pre_norm, torch.is_grad_enabled())
-    outputs: Tensor = _Dense.apply(x, kind, *parameters)
+    outputs: Tensor = _Dense.apply(x, count, first, activation, *parameters)
     return outputs
-
-
-class _Kind(NamedTuple):
-    """Which network it is, and whether a backward pass may follow."""
-
-    num_layers: int
-    first: int
-    activation: str
-    is_pre_norm: bool
-    keeps: bool
-
-    def norm(self, level: int, kept: Sequence[Tensor], state: Tensor) -> Norm | None:
-        """Layer ℓ's part of what is kept; None for a plain layer."""
-        if level == 1 or not self.is_pre_norm:
-            return None
-        if not self.keeps:  # all layers write to one place
-            return Norm(kept[0][0], kept[1][0], kept[2][0], state)
-        return Norm(*(tensor[level - 2] for tensor in kept))
 
 
 class _Dense(torch.autograd.Function):
     """The passes of one network as an operation of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: _Kind, *parameters: Tensor) -> Tensor:
-        count, first = kind.num_layers, kind.first
+    def forward(
+        ctx: Any, x: Tensor, count: int, first: int, activation: str, *parameters: Tensor
+    ) -> Tensor:
         weights, biases = parameters[: 2 * count : 2], parameters[1 : 2 * count : 2]
-        batch, width = x.shape[0], weights[0].shape[0]
-        states = x.new_empty(count, batch, width)
-        kept: list[Tensor] = []
-        if kind.is_pre_norm:
-            rows, sizes = (count - 1, (width, 1, 1, width)) if kind.keeps else (1, (width, 1, 1))
-            kept = [x.new_empty(rows, batch, size) for size in sizes]
+        states = x.new_empty(count, x.shape[0], weights[0].shape[0])
         before = x
-        layers = zip(weights, biases, states.unbind(), strict=True)
-        for level, (weight, bias, state) in enumerate(layers, 1):
-            norm = kind.norm(level, kept, state)
-            forward_layer(before, weight.t(), bias, state, kind.activation, norm)
+        for weight, bias, state in zip(weights, biases, states.unbind(), strict=True):
+            forward_layer(before, weight.t(), bias, state, activation)
             before = state
         of_heads = torch.stack(parameters[2 * count :: 2])
         offsets = torch.stack(parameters[2 * count + 1 :: 2]).unsqueeze(2)
-        ctx.kind, ctx.num_kept = kind, len(kept)
-        ctx.save_for_backward(x, states, of_heads, *kept, *weights)
+        ctx.first, ctx.activation = first, activation
+        ctx.save_for_backward(x, states, of_heads, *weights)
         return torch.baddbmm(offsets, of_heads, states[first - 1 :].mT).mT
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kind: _Kind = ctx.kind
-        x, states, of_heads, *rest = ctx.saved_tensors
-        kept, weights = rest[: ctx.num_kept], rest[ctx.num_kept :]
+        x, states, of_heads, *weights = ctx.saved_tensors
         rows, by_class = grads[0], grads[0].mT.contiguous()  # (depth, batch | out, out | batch)
-        head_grads = (torch.bmm(by_class, states[kind.first - 1 :]), by_class.sum(2))
+        head_grads = (torch.bmm(by_class, states[ctx.first - 1 :]), by_class.sum(2))
         inputs, each, heads = [x, *states.unbind()], rows.unbind(), of_heads.unbind()
         found: list[Tensor] = []
         signal: Tensor | None = None  # ∂/∂state
-        slope: Tensor | None = None  # ∂/∂(W · input + b)
-        norm: Norm | None = None  # of the layer behind
         for level in range(len(weights), 0, -1):
-            if signal is not None and slope is not None:
-                passed = torch.mm(slope, weights[level])
-                if norm is not None:
-                    passed = through_norm(passed, inputs[level], norm).add_(signal)
-                signal = passed
-            head = level - kind.first
+            if signal is not None:
+                signal = torch.mm(signal, weights[level])
+            head = level - ctx.first
             if head >= 0:
                 signal = (
                     torch.mm(each[head], heads[head])
@@ -192,17 +154,12 @@ class _Dense(torch.autograd.Function):
                     else signal.addmm_(each[head], heads[head])
                 )
             assert signal is not None
-            norm = kind.norm(level, kept, inputs[level])
-            value, before = inputs[level], inputs[level - 1]
-            slope = signal
-            if norm is not None:
-                value, before, slope = norm.added, norm.normed, torch.empty_like(signal)
-            differentiate(signal, value, kind.activation, slope)
-            found += (slope.sum(0), torch.mm(slope.t(), before))
+            differentiate(signal, inputs[level], ctx.activation, signal)
+            found += (signal.sum(0), torch.mm(signal.t(), inputs[level - 1]))
         found.reverse()
         for weight_grad, bias_grad in zip(*(g.unbind() for g in head_grads), strict=True):
             found += (weight_grad, bias_grad)
         x_grad = None
-        if ctx.needs_input_grad[0] and slope is not None:
-            x_grad = torch.mm(slope, weights[0])
-        return x_grad, None, *found
+        if ctx.needs_input_grad[0] and signal is not None:
+            x_grad = torch.mm(signal, weights[0])
+        return x_grad, None, None, None, *found
