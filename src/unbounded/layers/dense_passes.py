@@ -65,8 +65,8 @@ def normalise(before: Tensor, norm: Norm, in_one: bool = False) -> None:
     Args:
         before: `(…, batch, width)`.
         norm: where they go.
-        in_one: by torch's own operation. That is one kernel for a GPU; a CPU takes three times as
-            long for it as for its steps one by one.
+        in_one: by torch's own operation. That is one kernel for a GPU; a CPU takes two to three
+            times as long for it as for its steps one by one.
     """
     width = before.shape[-1]
     if in_one:
