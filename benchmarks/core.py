@@ -14,8 +14,9 @@ import unbounded as ub
 from benchmarks.plain_loop import plain_epoch, plain_setup
 from benchmarks.timing import best_times, run_epoch, trainer_of
 from unbounded.data import spiral
-from unbounded.depth import TruncatedPoisson
-from unbounded.engines import Eager
+from unbounded.depth import FiniteDepth, TruncatedPoisson
+from unbounded.engines import Eager, Stacked
+from unbounded.priors import UniformDepth
 
 
 class Figure(NamedTuple):
@@ -122,6 +123,34 @@ def depth_scaling() -> Figure:
     )
 
 
+def pre_norm_population(members: int = 16, depth: int = 12) -> Figure:
+    """An epoch of four steps of many pre-norm networks against as many plain ones."""
+
+    def epoch(kind: type[ub.Dense]):  # type: ignore[no-untyped-def]
+        models = [
+            ub.UDN(
+                kind(2, 32, 2),
+                ub.Categorical(2),
+                FiniteDepth(depth),
+                UniformDepth(depth),
+                seed=seed,
+            )
+            for seed in range(members)
+        ]
+        trainer = trainer_of(models, spiral(10.0, 1024), Stacked())
+        return lambda: run_epoch(trainer)
+
+    pre_norm, plain = best_times([epoch(ub.PreNormDense), epoch(ub.Dense)], rounds=9)
+    return Figure(
+        f"{members} pre-norm ÷ {members} plain, depth {depth}",
+        pre_norm,
+        plain,
+        pre_norm / plain,
+        "≤ 1.75",
+        pre_norm <= 1.75 * plain,
+    )
+
+
 def very_deep() -> Figure:
     """A rate of 2000 trains (m = 2075), without a warning."""
     x, y = spiral(10.0, 512)
@@ -162,4 +191,11 @@ def import_time() -> Figure:
     )
 
 
-FIGURES = (spiral_epoch, step_ratio, depth_scaling, very_deep, import_time)
+FIGURES = (
+    spiral_epoch,
+    step_ratio,
+    depth_scaling,
+    pre_norm_population,
+    very_deep,
+    import_time,
+)

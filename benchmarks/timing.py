@@ -33,22 +33,28 @@ def best_times(candidates: Sequence[Callable[[], object]], rounds: int = 7) -> l
 
 
 def trainer_of(
-    model: ub.UDN, data: Any, engine: Engine, sets: dict[str, Any] | None = None, **options: Any
+    models: ub.UDN | Sequence[ub.UDN],
+    data: Any,
+    engine: Engine,
+    sets: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Trainer:
-    """A run of `fit` that is ready for its first epoch."""
+    """A run of `fit` with one model or many that is ready for its first epoch."""
+    lone = isinstance(models, ub.UDN)
+    members = [models] if isinstance(models, ub.UDN) else list(models)
     task = partial(
         _task,
-        [model],
-        [0],
+        members,
+        range(len(members)),
         data=data,
         sets=sets or {},
         batch_size=256,
         lr=0.005,
         seed=0,
         options=FitOptions(**options),
-        lone=True,
+        lone=lone,
     )
-    return Trainer(task, engine, lone=True, patience=None, callbacks=())
+    return Trainer(task, engine, lone=lone, patience=None, callbacks=())
 
 
 def run_epoch(trainer: Trainer) -> None:

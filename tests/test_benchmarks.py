@@ -17,7 +17,9 @@ def once(candidates, *options, **more):
     return [1.0] * len(candidates)
 
 
-@pytest.mark.parametrize("name", ["spiral_epoch", "step_ratio", "depth_scaling"])
+@pytest.mark.parametrize(
+    "name", ["spiral_epoch", "step_ratio", "depth_scaling", "pre_norm_population"]
+)
 def test_figures(monkeypatch, name):
     monkeypatch.setattr(core, "best_times", once)
     figure = getattr(core, name)()

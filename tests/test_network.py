@@ -8,6 +8,7 @@ from torch import nn
 import unbounded as ub
 from helpers import classes, classifier, same, state
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
+from unbounded.layers.dense_passes import Norm, normalise
 from unbounded.network import LayerError
 
 
@@ -240,6 +241,20 @@ def test_pre_norm_layers_add_to_a_normalised_state():
         h = h + torch.tanh(F.linear(normed, *weights(model, depth)))
     head = model.network.heads["3"]
     torch.testing.assert_close(model(x)[-1], F.linear(h, head.weight, head.bias))
+
+
+def test_both_ways_to_a_norm_agree():
+    """Torch's own, which a GPU takes, and the one for a CPU; also where a state has no spread."""
+    before = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)) * 100 + 1000
+    before[0, 0] = 7.0
+    sizes = (8, 1, 1, 8)
+    ours, theirs = (Norm(*(torch.empty(3, 5, size) for size in sizes)) for _ in range(2))
+    normalise(before, ours)
+    normalise(before, theirs, in_one=True)
+    exact = F.layer_norm(before.double(), (8,)).float()
+    for found in (ours, theirs):
+        torch.testing.assert_close(found.normed, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours[:3], theirs[:3], rtol=1e-4, atol=1e-5)
 
 
 def weights(model, depth):

@@ -22,6 +22,7 @@ from unbounded.engines.stacked import OutgrownError
 from unbounded.engines.stacked.networks import VmapStack
 from unbounded.engines.stacked.optimizers import RowAdam, RowSGD
 from unbounded.files import FileError
+from unbounded.layers.dense import DenseLayer
 from unbounded.layers.dense_stack import DenseStack
 from unbounded.layers.stacks import Extent
 from unbounded.predictive import combine, predict_ensemble
@@ -106,15 +107,24 @@ def assert_same_history(one, other, columns=("elbo", "depth_mean", "val_log_scor
     assert one.stopped == other.stopped
 
 
-def mixed() -> list[ub.UDN]:
+def mixed(layers=None) -> list[ub.UDN]:
     return [
-        udn(0, ub.TruncatedPoisson(1.0)),
-        udn(1, ub.FixedDepth(3)),
-        udn(2, ub.TruncatedPoisson(2.0, quantile=0.9)),
-        udn(3, ub.FiniteDepth(4), ub.UniformDepth(4)),
-        udn(4, ub.FixedDepth(2)),
-        udn(5, ub.TruncatedConwayMaxwell(1.0, 3.0, limit=6), ub.GeometricDepth(0.3)),
+        udn(0, ub.TruncatedPoisson(1.0), layers=layers),
+        udn(1, ub.FixedDepth(3), layers=layers),
+        udn(2, ub.TruncatedPoisson(2.0, quantile=0.9), layers=layers),
+        udn(3, ub.FiniteDepth(4), ub.UniformDepth(4), layers=layers),
+        udn(4, ub.FixedDepth(2), layers=layers),
+        udn(
+            5,
+            ub.TruncatedConwayMaxwell(1.0, 3.0, limit=6),
+            ub.GeometricDepth(0.3),
+            layers=layers,
+        ),
     ]
+
+
+def type_name(part) -> str:
+    return type(part).__name__
 
 
 def test_every_member_equals_the_same_model_alone_over_50_epochs_with_births():
@@ -184,11 +194,17 @@ def batch_norm_layers() -> ub.CustomLayers:
         (ub.Dense(2, 6, 2, activation="tanh"), DenseStack),
         (ub.Dense(2, 6, 2, activation="gelu"), VmapStack),
         (ub.Dense(2, 6, 2, shares_head=True, init="he"), DenseStack),
+        (ub.PreNormDense(2, 6, 2), DenseStack),
+        (ub.PreNormDense(2, 6, 2, activation="tanh", shares_head=True), DenseStack),
+        (ub.PreNormDense(2, 6, 2, activation="gelu"), VmapStack),
         (ub.ResidualDense(2, 6, 2, identity=False), VmapStack),
         (ub.ResidualDense(2, 6, 2, shares_head=True), VmapStack),
         (batch_norm_layers(), VmapStack),
     ],
-    ids=["tanh", "gelu", "shared head", "residual", "residual, shared head", "batch norm"],
+    ids=[
+        *("tanh", "gelu", "shared head", "pre-norm", "pre-norm, shared head", "pre-norm, gelu"),
+        *("residual", "residual, shared head", "batch norm"),
+    ],
 )
 def test_other_layers(layers, kind):
     def models() -> list[ub.UDN]:
@@ -215,6 +231,100 @@ def test_other_layers(layers, kind):
         )
         assert_same(together[index], alone)
         assert_same_history(results[index], result)
+
+
+@pytest.mark.parametrize("families", ["uniform", "mixed"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("shares_head", [False, True], ids=["own heads", "shared head"])
+@pytest.mark.parametrize("kind", [ub.Dense, ub.PreNormDense])
+def test_passes_by_hand_equal_the_modules_and_autograd(kind, shares_head, activation, families):
+    """Outputs, also of the averages, and gradients: those of `VmapStack` on the same blocks."""
+    layers = kind(2, 6, 2, activation=activation, shares_head=shares_head)
+    models = mixed(layers)
+    if families == "uniform":
+        models = [udn(s, ub.TruncatedPoisson(2.0), layers=layers) for s in range(3)]
+    engine = started(models, classes(0), average=0.9, lr=0.02)
+    run_epoch(engine)  # averages differ from values
+    work = engine.work
+    ours, theirs = work.network, VmapStack(layers)
+    assert type(ours) is DenseStack
+    assert work.extent.uniform == (families == "uniform")
+    theirs.allocate(work.extent, work.blocks, work.templates)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(len(models), 9, 2, generator=generator, dtype=torch.float64)
+    active = torch.ones(len(models), work.depth, dtype=torch.bool)
+    found = []
+    for network in (ours, theirs):
+        outputs = network.outputs(x)
+        weights = torch.linspace(-1, 2, outputs.numel(), dtype=torch.float64).view(outputs.shape)
+        (outputs * weights).sum().backward()
+        network.collect(active)
+        grads = [b.grad.clone() for b in work.blocks if b.role in ("hidden", "heads")]
+        scored = [network.evaluate(x, source).clone() for source in ("value", "average")]
+        found.append([outputs.detach().clone(), *scored, *grads])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    outputs, scored, averaged = found[0][:3]
+    torch.testing.assert_close(outputs, scored, rtol=1e-12, atol=1e-12)
+    assert (averaged - scored).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_pre_norm_members_train_as_alone_and_as_by_vmap(monkeypatch, activation):
+    layers = ub.PreNormDense(2, 6, 2, activation=activation)
+    data, deep = [classes(s) for s in range(8)], ub.PoissonDepth(1e9)
+
+    def models() -> list[ub.UDN]:
+        rising = [udn(s, ub.TruncatedPoisson(s - 5.0), deep, layers) for s in (6, 7)]
+        return mixed(layers) + rising
+
+    options = {"epochs": 5, "batch_size": 40, "lr": 0.02, "depth_lr_ratio": 10.0, "average": 0.9}
+    together, by_vmap, alone = models(), models(), models()
+    results = ub.fit(together, data, validation=held_out(0), **options)
+    assert any(result.history.births for result in results)
+    monkeypatch.setattr(ub.PreNormDense, "stacked", lambda *_: None)
+    ub.fit(by_vmap, data, validation=held_out(0), **options)
+    for index, model in enumerate(alone):
+        result = ub.fit(model, *data[index], validation=held_out(0), **options)
+        assert_same(together[index], model)
+        assert_same(together[index], by_vmap[index])
+        assert_same_history(results[index], result)
+
+
+def test_pre_norm_layers_that_were_changed_run_by_vmap():
+    layers = ub.PreNormDense(2, 6, 2)
+
+    def models() -> list[ub.UDN]:
+        return [udn(s, ub.FixedDepth(3), layers=layers) for s in range(2)]
+
+    def modules(models):
+        heads = [head for m in models for head in m.network.heads.children()]
+        return [list(m.network.hidden.children()) for m in models], heads
+
+    def plain(model):
+        old = model.network.hidden["2"]
+        model.network.hidden["2"] = DenseLayer(6, 6, torch.relu).double()
+        model.network.hidden["2"].load_state_dict(old.state_dict())
+
+    def frozen(model):
+        model.network.hidden["2"].weight.requires_grad_(False)
+
+    def hooked(model):
+        model.network.hidden["3"].register_forward_hook(lambda *_: None)
+
+    assert layers.stacked(*modules(models())) is DenseStack
+    assert ub.Dense(2, 6, 2).stacked(*modules(models())) is None
+    for change in (plain, frozen, hooked):
+        changed = models()
+        change(changed[1])
+        assert layers.stacked(*modules(changed)) is None
+    for change in (plain, frozen):
+        together, alone = models(), models()
+        for model in (*together, *alone):
+            change(model)
+        ub.fit(together, classes(0), epochs=2, batch_size=BATCH)
+        ub.fit(alone[1], *classes(0), epochs=2, batch_size=BATCH)
+        assert_same(together[1], alone[1])
 
 
 @pytest.mark.parametrize("noise", [ub.likelihoods.LearntNoise(), ub.likelihoods.InputNoise()])
@@ -815,11 +925,12 @@ class HostReads(TorchDispatchMode):
     [
         (ub.Dense(2, 6, 2), ub.Categorical(2), {}),
         (ub.Dense(2, 6, 2, shares_head=True), ub.Categorical(2), {"average": 0.9, "clip": 1.0}),
+        (ub.PreNormDense(2, 6, 2), ub.Categorical(2), {"average": 0.9}),
         (batch_norm_layers(), ub.Categorical(2), {}),
         (ub.Dense(2, 6, 1), ub.Bernoulli(), {"patience": 3}),
         (ub.Dense(2, 6, 1), ub.Gaussian(), {"select": "log_score"}),
     ],
-    ids=["dense", "shared head", "batch norm", "bernoulli", "regression"],
+    ids=["dense", "shared head", "pre-norm", "batch norm", "bernoulli", "regression"],
 )
 def test_an_epoch_can_be_captured(layers, likelihood, options):
     """What CUDA graphs ask for, as far as a CPU can tell: no host reads, nothing changes place."""
@@ -861,11 +972,12 @@ def test_an_epoch_can_be_captured(layers, likelihood, options):
     assert mode.seen, "the mode would have noticed"
 
 
-def test_all_heads_as_one_product_give_the_same(monkeypatch):
+@pytest.mark.parametrize("layers", [ub.Dense(2, 6, 2), ub.PreNormDense(2, 6, 2)], ids=type_name)
+def test_all_heads_as_one_product_give_the_same(monkeypatch, layers):
     """As on a GPU, where fewer kernels matter more than caches."""
 
     def train() -> list[ub.UDN]:
-        models = [udn(s, ub.TruncatedPoisson(1.0 + s)) for s in range(3)]
+        models = [udn(s, ub.TruncatedPoisson(1.0 + s), layers=layers) for s in range(3)]
         options = {"validation": held_out(0), "batch_size": 40, "lr": 0.02, "depth_lr_ratio": 8.0}
         ub.fit(models, classes(0), epochs=4, **options)
         return models

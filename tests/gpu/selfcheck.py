@@ -18,7 +18,7 @@ from unbounded.baselines import DUNLayers
 from unbounded.data import spiral
 from unbounded.depth import FiniteDepth, FixedDepth, TruncatedPoisson
 from unbounded.engines import Stacked
-from unbounded.layers import Dense, Layers
+from unbounded.layers import Dense, Layers, PreNormDense
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
 from unbounded.priors import PoissonDepth, UniformDepth
@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     for title, check in (
         ("dense, mixed families", lambda: _mixed(torch.float64)),
         ("dense, shared head", lambda: _shared(torch.float64)),
+        ("pre-norm, mixed families", lambda: _mixed(torch.float64, PreNormDense)),
+        ("pre-norm, one family", lambda: _mixed(torch.float64, PreNormDense)[:3]),
         ("batch norm by vmap", lambda: _batch_norm(torch.float64)),
         ("dense, single precision", lambda: _mixed(torch.float32)),
     ):
@@ -184,8 +186,8 @@ def _dun(seed: int) -> UDN:
     return UDN(layers, Categorical(2), FiniteDepth(10), UniformDepth(10), seed=seed)
 
 
-def _mixed(dtype: torch.dtype) -> list[UDN]:
-    layers = Dense(2, 16, 2, init="he")
+def _mixed(dtype: torch.dtype, kind: type[Dense] = Dense) -> list[UDN]:
+    layers = kind(2, 16, 2, init="he")
     models = [_udn(seed, layers) for seed in range(3)]
     models += [UDN(layers, Categorical(2), FixedDepth(k), seed=k) for k in (2, 5)]
     models.append(UDN(layers, Categorical(2), FiniteDepth(4), UniformDepth(4), seed=9))

@@ -115,13 +115,14 @@ class Layers(ABC):
         return None
 
     def stacked(
-        self, hidden: Sequence[nn.Module], heads: Sequence[nn.Module]
+        self, hidden: Sequence[Sequence[nn.Module]], heads: Sequence[nn.Module]
     ) -> "type[NetworkStack] | None":
         """A class that runs many such networks as one computation, or None for the general way.
 
         Args:
-            hidden: all layers that are born; none is hooked, but some may be frozen or replaced.
-            heads: all heads.
+            hidden: the layers of each network that are born, from the first on; none is hooked,
+                but some may be frozen or replaced.
+            heads: all heads of all networks.
         """
         return None
 

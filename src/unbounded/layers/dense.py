@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, all_plain, is_plain
-from unbounded.layers.dense_stack import DenseStack, dense_outputs
+from unbounded.layers.dense_passes import NORM_EPS, dense_outputs
+from unbounded.layers.dense_stack import DenseStack
 from unbounded.layers.stacks import NetworkStack
 
 Activation = Callable[[Tensor], Tensor]
@@ -38,6 +39,9 @@ class Dense(Layers):
     usual_init: ClassVar[str] = "default"
     """The initialisation where none is given."""
 
+    is_pre_norm: ClassVar[bool] = False
+    """Whether layers behind the first normalise what they read, and add to it."""
+
     def __init__(
         self,
         in_features: int,
@@ -59,7 +63,7 @@ class Dense(Layers):
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
-        layer = DenseLayer(self._inputs(depth), self.width, self._activation)
+        layer = self._kind(depth)(self._inputs(depth), self.width, self._activation)
         self._init(layer)
         return layer
 
@@ -68,7 +72,10 @@ class Dense(Layers):
         return nn.Linear(self.width, self.out_features)
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
-        """All layers and heads as one operation, where they are plain and x is as expected."""
+        """All layers and heads as one operation, where they are plain and x is as expected.
+
+        Pre-norm layers are left to autograd: of these, one network alone gains too little.
+        """
         hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
             self.activation in DenseStack.ACTIVATIONS
@@ -91,17 +98,22 @@ class Dense(Layers):
         return dense_outputs(x, parameters, len(hidden), stack.first, str(self.activation))
 
     def stacked(
-        self, hidden: Sequence[nn.Module], heads: Sequence[nn.Module]
+        self, hidden: Sequence[Sequence[nn.Module]], heads: Sequence[nn.Module]
     ) -> type[NetworkStack] | None:
         """Batched products written out by hand, for plain layers with ReLU or tanh."""
+        layers = [layer for of_one in hidden for layer in of_one]
         made = (
-            type(self) is Dense
+            type(self) in (Dense, PreNormDense)
             and self.activation in DenseStack.ACTIVATIONS
-            and all(is_plain(layer, DenseLayer) for layer in hidden)
-            and all(layer.activation is self._activation for layer in hidden)
+            and all(
+                is_plain(layer, self._kind(depth))
+                for of_one in hidden
+                for depth, layer in enumerate(of_one, 1)
+            )
+            and all(layer.activation is self._activation for layer in layers)
             and all(is_plain(head, nn.Linear) for head in heads)
         )
-        parameters = [p for module in (*hidden, *heads) for p in module._parameters.values()]
+        parameters = [p for module in (*layers, *heads) for p in module._parameters.values()]
         trained = all(p is not None and p.requires_grad for p in parameters)
         return DenseStack if made and trained else None
 
@@ -124,6 +136,9 @@ class Dense(Layers):
 
     def _inputs(self, depth: int) -> int:
         return self.in_features if depth == 1 else self.width
+
+    def _kind(self, depth: int) -> type["DenseLayer"]:
+        return PreNormDenseLayer if self.is_pre_norm and depth > 1 else DenseLayer
 
 
 class ResidualDense(Dense):
@@ -169,14 +184,7 @@ class PreNormDense(Dense):
     """
 
     usual_init = "he"
-
-    def hidden(self, depth: int) -> nn.Module:
-        """`(batch, in_features or width)` → `(batch, width)`."""
-        if depth == 1:
-            return super().hidden(depth)
-        layer = PreNormDenseLayer(self.width, self.width, self._activation)
-        self._init(layer)
-        return layer
+    is_pre_norm = True
 
 
 class DenseLayer(nn.Linear):
@@ -196,7 +204,7 @@ class PreNormDenseLayer(DenseLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """The sum of the layer's input and of what it adds."""
-        return input + super().forward(F.layer_norm(input, input.shape[-1:]))
+        return input + super().forward(F.layer_norm(input, input.shape[-1:], eps=NORM_EPS))
 
 
 class ResidualDenseLayer(nn.Module):

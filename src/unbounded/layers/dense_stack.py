@@ -1,4 +1,4 @@
-"""Dense layers, forward and backward by hand: of many members by batched products, and of one.
+"""Dense layers of many members, forward and backward by hand, with batched products.
 
 The buffers stay where they are, and with them all the views of them that a pass needs. Views are
 made once for each batch size: between small products, making them would take a tenth of the time,
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unbounded.layers.dense_passes import Norm, differentiate, forward_layer, through_norm
 from unbounded.layers.stacks import Extent, NetworkStack, ParameterBlock, Templates
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class _Layer(NamedTuple):
     weight: Tensor  # (count, in, out)
     bias: Tensor  # (count, 1, out)
     state: Tensor  # (count, batch, out)
+    norm: Norm | None  # of a pre-norm layer
     head: _Head | None
 
 
@@ -48,13 +50,35 @@ class _HeadSlopes(NamedTuple):
     bias_grad: Tensor  # (rows, out)
 
 
+class _Sum(NamedTuple):
+    """What a pre-norm layer ℓ+1 adds to the way back: around it, and through its norm."""
+
+    signal: Tensor  # of layer ℓ+1, (count, batch, out)
+    before: Tensor  # what layer ℓ+1 has read, (count, batch, in)
+    norm: Norm
+    normed_signal: Tensor  # where ∂loss/∂LN(before) goes, (count, batch, in)
+
+
+class _Behind(NamedTuple):
+    """How the signal of layer ℓ gets what layer ℓ+1 passes back."""
+
+    signal: Tensor  # the part of layer ℓ's that layer ℓ+1 has read
+    slope: Tensor  # of layer ℓ+1
+    weight: Tensor  # (count, out, in)
+    sum: _Sum | None
+
+
 class _Slopes(NamedTuple):
-    """What one hidden layer reads and writes in a backward pass. A signal is ∂loss/∂state."""
+    """What one hidden layer reads and writes in a backward pass.
+
+    A signal is ∂loss/∂state, a slope is ∂loss/∂(W · input + b).
+    """
 
     signal: Tensor  # (count, batch, out)
     headless: Tensor | None  # the part of the signal that no head writes
-    behind: tuple[Tensor, Tensor, Tensor] | None  # this part of it gets signal times weight of ℓ+1
-    state: Tensor  # (count, batch, out)
+    behind: _Behind | None
+    value: Tensor  # of the activation, (count, batch, out)
+    slope: Tensor  # the signal itself, in place, where nothing needs it any more
     input: Tensor | None  # (count, batch, in); None for the first layer
     weight_grad: Tensor  # (count, out, in)
     bias_grad: Tensor  # (count, out)
@@ -62,7 +86,7 @@ class _Slopes(NamedTuple):
 
 
 class DenseStack(NetworkStack):
-    """`Dense` layers with ReLU or tanh, written out by hand."""
+    """`Dense` and `PreNormDense` layers with ReLU or tanh, written out by hand."""
 
     layers: "Dense"
 
@@ -105,7 +129,7 @@ class DenseStack(NetworkStack):
         found, joint = self._found(x), self._joint(x)
         key = ("value", x.shape[1])
         if key not in self._forward:
-            self._forward[key] = self._layers(states, None if joint else found, "value")
+            self._forward[key] = self._layers(states, None if joint else found, "value", keeps=True)
         self._run(self._forward[key], x)
         if joint:
             weight, bias = self._all_heads("value")
@@ -128,7 +152,7 @@ class DenseStack(NetworkStack):
         if key not in self._forward:
             turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
             states = [turns[level % 2] for level in range(extent.depth)]
-            self._forward[key] = self._layers(states, found, source)
+            self._forward[key] = self._layers(states, found, source, keeps=False)
         self._run(self._forward[key], x)
         shape = (members, extent.depth, self.layers.out_features, batch)
         outputs = self._buffer("scored", x, shape)
@@ -138,7 +162,7 @@ class DenseStack(NetworkStack):
         activation = str(self.layers.activation)
         for layer in layers:
             before = x[: layer.state.shape[0]] if layer.input is None else layer.input
-            forward_layer(before, layer.weight, layer.bias, layer.state, activation)
+            forward_layer(before, layer.weight, layer.bias, layer.state, activation, layer.norm)
             head = layer.head
             if head is not None:
                 torch.baddbmm(head.bias, head.weight, head.state, out=head.output)
@@ -163,14 +187,13 @@ class DenseStack(NetworkStack):
             if layer.head is not None:
                 self._head_backward(layer.head, grads[level - 1], transposed[level - 1])
             if layer.behind is not None:
-                signal, behind, weight = layer.behind
-                signal.baddbmm_(behind, weight)
+                _pass_back(layer.behind)
             before = layer.input
             if before is None:
                 before = x[: layer.signal.shape[0]]
-            differentiate(layer.signal, layer.state, activation)
-            _store(layer.weight_grad, layer.signal.mT, before)
-            torch.sum(layer.signal, 1, out=layer.bias_grad)
+            differentiate(layer.signal, layer.value, activation, layer.slope)
+            _store(layer.weight_grad, layer.slope.mT, before)
+            torch.sum(layer.slope, 1, out=layer.bias_grad)
         for packed, staged in self._staged.values():
             packed.copy_(staged)
 
@@ -197,7 +220,12 @@ class DenseStack(NetworkStack):
     # Views --------------------------------------------------------------------------------
 
     def _layers(
-        self, states: Sequence[Tensor] | Tensor, outputs: Tensor | None, source: str
+        self,
+        states: Sequence[Tensor] | Tensor,
+        outputs: Tensor | None,
+        source: str,
+        *,
+        keeps: bool,
     ) -> list[_Layer]:
         """The views of a forward pass.
 
@@ -206,6 +234,7 @@ class DenseStack(NetworkStack):
             outputs: where the heads' outputs go, `(depth, members, out, batch)`; None where they
                 are made all at once afterwards.
             source: which of the blocks' tensors holds the weights.
+            keeps: whether a backward pass follows.
         """
         layers: list[_Layer] = []
         for level, count in enumerate(self.extent.counts, 1):
@@ -217,7 +246,8 @@ class DenseStack(NetworkStack):
                 head_weight, head_bias = self._head(level, source, rows)
                 place = outputs[level - 1, rows]
                 head = _Head(head_weight, head_bias.unsqueeze(2), state[rows].mT, place)
-            layers.append(_Layer(before, weight.mT, bias.unsqueeze(1), state[:count], head))
+            norm = self._norm(level, state[:count], keeps)
+            layers.append(_Layer(before, weight.mT, bias.unsqueeze(1), state[:count], norm, head))
         return layers
 
     def _slopes(self, x: Tensor) -> list[_Slopes]:
@@ -239,21 +269,50 @@ class DenseStack(NetworkStack):
                     *self._grads(*self.heads[1 if self.layers.shares_head else level], rows),
                 )
             if slopes:
-                reached = slopes[-1].signal.shape[0]
-                weight, _ = self._hidden(level + 1, "value", reached)
-                behind = signal[:reached], slopes[-1].signal, weight
+                behind = self._behind(level, signal, slopes[-1], states)
+            before = None if level == 1 else states[level - 2, :count]
+            norm = self._norm(level, states[level - 1, :count], True)
+            slope = signal if norm is None else self._buffer("slopes", x, signal.shape)
             slopes.append(
                 _Slopes(
                     signal[:count],
                     signal[:start] if start and not joint else None,
                     behind,
-                    states[level - 1, :count],
-                    None if level == 1 else states[level - 2, :count],
+                    states[level - 1, :count] if norm is None else norm.added,
+                    slope[:count],
+                    before if norm is None else norm.normed,
                     *self._grads(*self.hidden[level], slice(0, count)),
                     head,
                 )
             )
         return slopes
+
+    def _behind(self, level: int, signal: Tensor, above: _Slopes, states: Tensor) -> _Behind:
+        """From layer ℓ+1 to the signal of layer ℓ."""
+        count = above.signal.shape[0]
+        weight, _ = self._hidden(level + 1, "value", count)
+        norm, through = self._norm(level + 1, states[level, :count], True), None
+        if norm is not None:
+            normed_signal = self._buffer("normed signals", signal, signal.shape)[:count]
+            through = _Sum(above.signal, states[level - 1, :count], norm, normed_signal)
+        return _Behind(signal[:count], above.slope, weight, through)
+
+    def _norm(self, level: int, state: Tensor, keeps: bool) -> Norm | None:
+        """What a pre-norm layer writes besides its state; None for a plain one.
+
+        All layers write to one place, unless a backward pass needs what each has written.
+        """
+        if level == 1 or not self.layers.is_pre_norm:
+            return None
+        count, (batch, width) = state.shape[0], state.shape[1:]
+        kept = (self.extent.depth - 1 if keeps else 1, self.extent.members, batch)
+        row, name = (level - 2, "kept") if keeps else (0, "passing")
+        normed, mean, rstd = (
+            self._buffer(f"{name} {what}", state, (*kept, size))[row, :count]
+            for what, size in (("normed", width), ("mean", 1), ("rstd", 1))
+        )
+        added = self._buffer("added", state, (*kept, width))[row, :count] if keeps else state
+        return Norm(normed, mean, rstd, added)
 
     def _joint(self, x: Tensor) -> bool:
         """Whether the heads of all depths are one product: fewer kernels for a GPU."""
@@ -330,31 +389,15 @@ class _ByHand(torch.autograd.Function):
         return grads[0].new_zeros(0), None, None
 
 
-def forward_layer(
-    before: Tensor, weight: Tensor, bias: Tensor, state: Tensor, activation: str
-) -> None:
-    """state = φ(before · weight + bias), of one network `(batch, …)` or many `(member, batch, …)`.
-
-    Args:
-        before: `(…, batch, in)`.
-        weight: transposed, `(…, in, out)`.
-        bias: `(out,)` or `(member, 1, out)`.
-        state: where the result goes, `(…, batch, out)`.
-        activation: one of `DenseStack.ACTIVATIONS`.
-    """
-    (torch.addmm if before.dim() == 2 else torch.baddbmm)(bias, before, weight, out=state)
-    if activation == "relu":
-        state.relu_()
-    else:
-        state.tanh_()
-
-
-def differentiate(signal: Tensor, state: Tensor, activation: str) -> None:
-    """∂loss/∂state becomes ∂loss/∂(before · weight + bias), in place."""
-    if activation == "relu":
-        torch.ops.aten.threshold_backward.grad_input(signal, state, 0, grad_input=signal)
-    else:
-        torch.ops.aten.tanh_backward.grad_input(signal, state, grad_input=signal)
+def _pass_back(behind: _Behind) -> None:
+    """The signal of a layer, of which its head's part is there, gets that of the layer behind."""
+    way = behind.sum
+    if way is None:
+        behind.signal.baddbmm_(behind.slope, behind.weight)
+        return
+    torch.bmm(behind.slope, behind.weight, out=way.normed_signal)
+    behind.signal.add_(way.signal)
+    behind.signal.add_(through_norm(way.normed_signal, way.before, way.norm))
 
 
 def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -363,72 +406,3 @@ def _store(target: Tensor, left: Tensor, right: Tensor) -> None:
         target.mT.copy_(torch.bmm(right.mT, left.mT))  # several times as fast if `right` is narrow
     else:
         torch.bmm(left, right, out=target)
-
-
-def dense_outputs(
-    x: Tensor, parameters: Sequence[Tensor | None], count: int, first: int, activation: str
-) -> Tensor:
-    """Ω_ℓ(x) of one network, ℓ = first … last, by the same passes: `(depth, batch, out)`.
-
-    In memory it is `(depth, out, batch)`: what follows is a softmax over few classes, which is
-    several times faster along a strided axis.
-
-    Args:
-        x: `(batch, in)`.
-        parameters: weight and bias of the layers 1 … last, then of the heads first … last.
-        count: how many layers there are.
-        first: the depth of the first head.
-        activation: one of `DenseStack.ACTIVATIONS`.
-    """
-    outputs: Tensor = _Dense.apply(x, count, first, activation, *parameters)
-    return outputs
-
-
-class _Dense(torch.autograd.Function):
-    """The passes of one network as an operation of autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, count: int, first: int, activation: str, *parameters: Tensor
-    ) -> Tensor:
-        weights, biases = parameters[: 2 * count : 2], parameters[1 : 2 * count : 2]
-        states = x.new_empty(count, x.shape[0], weights[0].shape[0])
-        before = x
-        for weight, bias, state in zip(weights, biases, states.unbind(), strict=True):
-            forward_layer(before, weight.t(), bias, state, activation)
-            before = state
-        of_heads = torch.stack(parameters[2 * count :: 2])
-        offsets = torch.stack(parameters[2 * count + 1 :: 2]).unsqueeze(2)
-        ctx.first, ctx.activation = first, activation
-        ctx.save_for_backward(x, states, of_heads, *weights)
-        return torch.baddbmm(offsets, of_heads, states[first - 1 :].mT).mT
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, states, of_heads, *weights = ctx.saved_tensors
-        rows, by_class = grads[0], grads[0].mT.contiguous()  # (depth, batch | out, out | batch)
-        head_grads = (torch.bmm(by_class, states[ctx.first - 1 :]), by_class.sum(2))
-        inputs, each, heads = [x, *states.unbind()], rows.unbind(), of_heads.unbind()
-        found: list[Tensor] = []
-        signal: Tensor | None = None  # ∂/∂state
-        for level in range(len(weights), 0, -1):
-            if signal is not None:
-                signal = torch.mm(signal, weights[level])
-            head = level - ctx.first
-            if head >= 0:
-                signal = (
-                    torch.mm(each[head], heads[head])
-                    if signal is None
-                    else signal.addmm_(each[head], heads[head])
-                )
-            assert signal is not None
-            differentiate(signal, inputs[level], ctx.activation)
-            found += (signal.sum(0), torch.mm(signal.t(), inputs[level - 1]))
-        found.reverse()
-        for weight_grad, bias_grad in zip(*(g.unbind() for g in head_grads), strict=True):
-            found += (weight_grad, bias_grad)
-        x_grad = None
-        if ctx.needs_input_grad[0] and signal is not None:
-            x_grad = torch.mm(signal, weights[0])
-        return x_grad, None, None, None, *found

@@ -74,10 +74,8 @@ class Computation:
             task.options.depth_rule, sets, self.depths, self.likelihood.likelihood
         )
         self.costs = WeightCosts(models, torch.zeros((), dtype=self.dtype, device=device))
-        hidden, heads = (
-            [module for model in models for module in getattr(model.network, role).children()]
-            for role in ("hidden", "heads")
-        )
+        hidden = [list(model.network.hidden.children()) for model in models]
+        heads = [head for model in models for head in model.network.heads.children()]
         own = layers.stacked(hidden, heads)
         self.network: NetworkStack = VmapStack(layers) if own is None else own(layers)
         self.shares_head = layers.shares_head
