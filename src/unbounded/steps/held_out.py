@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unbounded.depth import Numbers, TruncatedNormal
 from unbounded.schema import FileError
+from unbounded.steps import held_out_rows as over
 from unbounded.steps.depth_rules import DepthRule
 
 if TYPE_CHECKING:
@@ -230,22 +231,26 @@ class HeldOutAscent(DepthRule):
                 *rate.shape, *[1] * (new.dim() - 2)
             )
 
-        gains = _added(scores)
+        gains = over.added(scores)
         towards(self._gains, gains, memory)
-        towards(self._fast, _mean(gains, weights), memory / 4)
-        towards(self._train, _added(self._sums[:, :depth] / steps[:, None]), memory / 4)
-        slow = _mean(self._gains[:, :depth], weights).cumsum(1)
-        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * _total(self._gains, weights)
+        towards(self._fast, over.mean(gains, weights), memory / 4)
+        towards(self._train, over.added(self._sums[:, :depth] / steps[:, None]), memory / 4)
+        slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
+        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * over.total(
+            self._gains, weights
+        )
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
-            learnt = _mean(under_q - guess[:, None], weights)[:, 0] * _total(self._gains, weights)
+            learnt = over.mean(under_q - guess[:, None], weights)[:, 0] * over.total(
+                self._gains, weights
+            )
             gap = torch.where(state[:, _LOOKS] == 0, learnt, gap)
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
         state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
-        error = _standard_error(under_q, _mean(under_q, weights), weights)[:, 0]
-        self._check_rest(q, error * _total(self._gains, weights))
+        error = over.standard_error(under_q, over.mean(under_q, weights), weights)[:, 0]
+        self._check_rest(q, error * count)
         self._sums.zero_()
 
     def _generalises(
@@ -257,8 +262,8 @@ class HeldOutAscent(DepthRule):
         best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
         scores = self._gains.cumsum(1)
         ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
-        mean = _mean(ahead, weights)
-        return (mean > _SURE * _standard_error(ahead, mean, weights))[:, 0].double()
+        mean = over.mean(ahead, weights)
+        return (mean > _SURE * over.standard_error(ahead, mean, weights))[:, 0].double()
 
     def _check_rest(self, q: Tensor, noise: Tensor) -> None:
         """Rest once q has stayed while the steps grew by half, and the score drifts no more."""
@@ -359,12 +364,12 @@ class HeldOutAscent(DepthRule):
         depth = q.shape[1]
         state, rows = self._state[of], self._gains[of, :depth]
         gains = rows[:, 1:]
-        gain = _mean(gains, weights)
-        error = _standard_error(gains, gain, weights)
+        gain = over.mean(gains, weights)
+        error = over.standard_error(gains, gain, weights)
         generalises = (state[:, _GENERALISES] > 0)[:, None]
         gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
-        net = _total(rows, weights)[:, None] * (gain - doubt * error) - self.floor
+        net = over.total(rows, weights)[:, None] * (gain - doubt * error) - self.floor
         trained = (q > _LITTLE) & (self._seen[of, :depth] > 0)
         net = torch.where(trained[:, 1:], net, 0.0)
         return torch.cat([net.new_zeros(len(net), 1), net.cumsum(1)], 1)
@@ -418,34 +423,3 @@ def _enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> T
     result = torch.zeros(shape, dtype=tensor.dtype, device=device)
     result[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(device)
     return result
-
-
-def _total(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """n, the number of held-out rows, of `(members, depth, rows)`: `(members,)`."""
-    if weights is None:
-        return rows.new_full((len(rows),), rows.shape[2])
-    return weights.double().sum(1)
-
-
-def _added(scores: Tensor) -> Tensor:
-    """What each depth adds to the one before, the first to nothing: `(members, depth, …)`."""
-    return torch.cat([scores[:, :1], scores.diff(dim=1)], 1)
-
-
-def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Over the rows: `(members, depth, rows)` → `(members, depth)`."""
-    if weights is None:
-        return values.mean(-1)
-    weights = weights.double()
-    return (values @ weights[..., None])[..., 0] / weights.sum(1, keepdim=True)
-
-
-def _standard_error(values: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
-    """Of such a mean: `(members, depth)`."""
-    squares = (values - mean[..., None]) ** 2
-    if weights is None:
-        return (squares.mean(-1) / max(values.shape[-1] - 1, 1)).sqrt()
-    weights = weights.double()
-    count = weights.sum(1, keepdim=True) ** 2 / (weights**2).sum(1, keepdim=True)  # as if equal
-    variance = (squares @ weights[..., None] ** 2)[..., 0] / weights.sum(1, keepdim=True) ** 2
-    return (variance * count / (count - 1).clamp(min=1)).sqrt()

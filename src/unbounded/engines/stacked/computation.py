@@ -17,7 +17,8 @@ from unbounded.engines.stacked.likelihoods import LikelihoodStack
 from unbounded.engines.stacked.networks import VmapStack
 from unbounded.engines.stacked.optimizers import RowCoefficients, RowOptimizer
 from unbounded.engines.stacked.posterior import DepthPosteriors
-from unbounded.engines.stacked.rules import StackedRule, stacked_rule
+from unbounded.engines.stacked.rules import stacked_rule
+from unbounded.engines.stacked.scores import score_set
 from unbounded.layers.stacks import (
     BITS,
     Extent,
@@ -31,9 +32,6 @@ from unbounded.layers.stacks import (
 from unbounded.model import UDN, check_prior_mass
 from unbounded.steps.objective import SMALLEST_USE
 from unbounded.steps.scoring import ERRORS
-
-# Rows times members scored at a time: large for a GPU's many units, small for a CPU's caches.
-_SCORED = {"cuda": 1 << 21, "cpu": 1 << 15}
 
 
 class Computation:
@@ -381,7 +379,7 @@ class Computation:
         }
         for name, data in self.sets.items():
             rule = self.rule if name == VALIDATION else None
-            means, errors = self._score_set(data, log_q, rule)
+            means, errors = score_set(self, data, log_q, rule)
             named[f"{name}_{self.likelihood.likelihood.score_name}"] = means[:, 0]
             named[f"{name}_log_score"] = means[:, 1]
             if rule is not None:
@@ -395,34 +393,6 @@ class Computation:
     def source(self) -> str:
         """Which of the blocks' tensors is scored and kept."""
         return "value" if self.options.average is None else "average"
-
-    def _score_set(
-        self, data: MemberData, log_q: Tensor, rule: StackedRule | None
-    ) -> tuple[Tensor, Tensor]:
-        """The mean score (before `finish_score`) and the mean log score, `(members, 2)`.
-
-        And their standard errors.
-        """
-        count = len(self.models)
-        totals, squares = torch.zeros(2, count, 2, dtype=torch.float64, device=self.device)
-        counted = torch.zeros(count, 1, dtype=torch.float64, device=self.device)
-        piece = max(256, min(8192, _SCORED[self.device.type] // count))
-        for start in range(0, data.size, piece):
-            x, y, weights = data.part(start, min(start + piece, data.size))
-            outputs = self.network.evaluate(x, self.source)
-            rows = self.likelihood.scores(outputs, log_q, y, self.source)  # (members, 2, rows)
-            if rule is not None:
-                rule.keep(start, self.likelihood.log_lik_of(outputs, y, self.source))
-            if weights is None:
-                counted += rows.shape[2]
-            else:
-                counted += weights.sum(1, keepdim=True, dtype=torch.float64)
-                rows = torch.where(weights[:, None] > 0, rows * weights[:, None], 0.0)
-            totals += rows.sum(2, dtype=torch.float64)
-            squares += (rows.double() ** 2).sum(2)
-        means = totals / counted
-        variance = (squares / counted - means**2).clamp(min=0)
-        return means, (variance / (counted - 1).clamp(min=1)).sqrt()
 
     def settle(self) -> None:
         """Let the rule move λ, before an epoch."""

@@ -11,6 +11,7 @@ from unbounded import growth
 from unbounded.engines.base import VALIDATION, Birth, Engine, Row, TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import optimizer_kind
+from unbounded.engines.stacked.alike import check_models
 from unbounded.engines.stacked.computation import Computation
 from unbounded.engines.stacked.data import MemberData, MemberOrders, gather
 from unbounded.engines.stacked.optimizers import row_optimizer
@@ -23,7 +24,7 @@ from unbounded.engines.stacked.states import (
 )
 from unbounded.files import under
 from unbounded.layers.base import is_plain
-from unbounded.layers.stacks import ParameterBlock, Shape, unpack_into, untrained
+from unbounded.layers.stacks import ParameterBlock, unpack_into, untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
 from unbounded.steps.scoring import ERRORS, finished
@@ -401,35 +402,6 @@ class Stacked(Engine):
 
 
 _FIRST = ("step", "expected_log_lik", "depth_kl", "weight_kl", *_WHOLE, "depth_mean")
-
-
-def check_models(models: Sequence[UDN]) -> None:
-    """A ValueError unless the models are of one architecture."""
-    first = models[0]
-    for index, model in enumerate(models):
-        for what, one, other in (
-            ("layers", _description(model.layers), _description(first.layers)),
-            ("likelihood", _description(model.likelihood), _description(first.likelihood)),
-            ("dtype", model.anchor.dtype, first.anchor.dtype),
-            ("cumulative_heads", model.cumulative_heads, first.cumulative_heads),
-        ):
-            if one != other:
-                raise ValueError(
-                    f"Stacked needs models of one architecture: model {index} has {what} {one}, "
-                    f"model 0 has {other}; use Eager()"
-                )
-
-
-def _description(part: Any) -> Any:
-    """What tells two architectures apart: kind and arguments, as far as they can be known."""
-    try:
-        return type(part).__name__, sorted(part.config().items(), key=str)
-    except NotImplementedError:
-        pass
-    if isinstance(part, nn.Module):  # a likelihood of the user's own
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
-        return type(part).__name__, sorted(plain.items()), Shape.of(part)
-    return type(part).__name__, sorted(vars(part).items(), key=str)  # equal callables and sizes
 
 
 @torch.no_grad()
