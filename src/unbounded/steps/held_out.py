@@ -236,14 +236,11 @@ class HeldOutAscent(DepthRule):
         towards(self._fast, over.mean(gains, weights), memory / 4)
         towards(self._train, over.added(self._sums[:, :depth] / steps[:, None]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
-        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * over.total(
-            self._gains, weights
-        )
+        count = over.total(self._gains, weights)
+        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
-            learnt = over.mean(under_q - guess[:, None], weights)[:, 0] * over.total(
-                self._gains, weights
-            )
+            learnt = over.mean(under_q - guess[:, None], weights)[:, 0] * count
             gap = torch.where(state[:, _LOOKS] == 0, learnt, gap)
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
