@@ -118,11 +118,12 @@ def test_a_rest_ends_where_much_is_to_be_gained():
 def test_the_best_epoch_goes_with_q():
     """Another depth replaces the best epoch unless it is worse for sure."""
     best = trainer.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0})
-    later = {"depth_mean": 4.0}
-    assert trainer._has_moved_on(later, best, 0.895, 0.01)
-    assert not trainer._has_moved_on({"depth_mean": 8.2}, best, 0.895, 0.01)
-    assert not trainer._has_moved_on(later, best, 0.88, 0.01)
-    assert not trainer._has_moved_on(later, best, 0.895, None)
+    later = {"depth_mean": 4.0, "val_error": 0.01, "val_log_error": 0.02}
+    assert trainer._has_moved_on(later, (0.895, -0.31), best)
+    assert not trainer._has_moved_on({**later, "depth_mean": 8.2}, (0.895, -0.31), best)
+    assert not trainer._has_moved_on(later, (0.88, -0.31), best)
+    assert not trainer._has_moved_on(later, (0.895, -0.33), best)
+    assert not trainer._has_moved_on({"depth_mean": 4.0}, (0.895, -0.31), best)
 
 
 def test_the_error_of_the_score_is_that_of_a_mean_over_rows():

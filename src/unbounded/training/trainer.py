@@ -38,7 +38,7 @@ class BestEpoch:
     """The best epoch so far."""
 
     epoch: int
-    key: tuple[float, float]  # (score, log score), both so that larger is better
+    key: tuple[float, float]  # (chosen score, log score), both so that larger is better
     row: Row
 
 
@@ -290,8 +290,7 @@ class Trainer:
         elif not likelihood.higher_is_better:
             score = -score
         key, best = (score, log_score), member.best
-        error = row.get("val_log_error" if self.options.select == "log_score" else "val_error")
-        if best is not None and key <= best.key and not _has_moved_on(row, best, key[0], error):
+        if best is not None and key <= best.key and not _has_moved_on(row, key, best):
             member.bad_epochs += 1
             return False
         member.best, member.bad_epochs = BestEpoch(self.epoch, key, row), 0
@@ -382,18 +381,20 @@ class Trainer:
         )
 
 
-def _has_moved_on(row: Row, best: BestEpoch, score: float, error: float | None) -> bool:
+def _has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
     """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
 
     Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them.
 
     Args:
-        row: of this epoch.
-        best: so far.
-        score: of this epoch, larger is better.
-        error: its standard error; None without a rule that goes by held-out rows.
+        row: of this epoch; it has errors of its scores if a rule goes by held-out rows.
+        key: its scores.
+        best: the best epoch so far.
     """
-    if error is None or score < best.key[0] - error:
+    if "val_error" not in row:
+        return False
+    errors = row["val_error"], row["val_log_error"]
+    if any(now < then - error for now, then, error in zip(key, best.key, errors, strict=True)):
         return False
     found = row["depth_mean"]
     return bool(abs(found - best.row["depth_mean"]) > _ANOTHER_DEPTH * (1 + found))
