@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from unbounded.steps.objective import Gradient
 
 _LITTLE = 1e-3  # depths with less mass are hardly trained, so what they score says little
-_PLACES = (-20.0, -8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0, 20.0)  # in steps of the place
-_SPREADS = (-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 8.0)  # in steps of the log spread
+_PLACES = (-4.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 4.0)  # layers from the place
+_SPREADS = (-0.8, -0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4, 0.8)  # in the log of the spread
 _UNIT = 4.0  # the place up to which strides are as `speed` has them
-_FARTHEST = 4.0  # layers from the place to the farthest candidate
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
@@ -86,9 +85,9 @@ class HeldOutAscent(DepthRule):
         self,
         memory: float = 0.05,
         speed: float = 0.0125,
-        price: float = 0.5,
-        floor: float = 1.0,
-        caution: float = 1.0,
+        price: float = 1.0,
+        floor: float = 3.0,
+        caution: float = 4.0,
         reference: tuple[float, float] = (3.0, 3.0),
         narrowest: float = 0.5,
     ):
@@ -237,7 +236,9 @@ class HeldOutAscent(DepthRule):
         towards(self._train, over.added(self._sums[:, :depth] / steps[:, None]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
         count = over.total(self._gains, weights)
-        gap = (q * (self._fast[:, :depth].cumsum(1) - slow)).sum(1) * count
+        gap = self._fast[:, :depth].cumsum(1) - slow
+        gap = gap - (q * gap).sum(1, keepdim=True)  # what all depths have in common decides nothing
+        gap = (q * gap**2).sum(1).sqrt() * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
             learnt = over.mean(under_q - guess[:, None], weights)[:, 0] * count
@@ -297,12 +298,11 @@ class HeldOutAscent(DepthRule):
         worth = self._worth(family.log_probs_at(at, depth).exp(), of, weights)
         # Far from depth 1 a layer more or less is little: strides grow with the place.
         pace = steps * self.speed * (place / _UNIT).clamp(min=1)
-        stride, stretch = pace.clamp(max=_FARTHEST), steps * self.speed / 5
-        places = (pace[:, None] * self._steps[0]).clamp(-_FARTHEST, _FARTHEST)
-        spreads = (stretch[:, None] * self._steps[1]).clamp(-2, 2).exp() * spread[:, None]
+        stretch = steps * self.speed / 5
+        spreads = self._steps[1].exp() * spread[:, None]
         widest = (place / 2).clamp(min=self.reference[1])[:, None]
         near = torch.broadcast_tensors(
-            (place[:, None] + places).clamp(min=0.5)[:, :, None],
+            (place[:, None] + self._steps[0]).clamp(min=0.5)[:, :, None],
             spreads.minimum(widest).clamp(min=self.narrowest)[:, None, :],
         )
         at_place, at_spread = (
@@ -313,7 +313,7 @@ class HeldOutAscent(DepthRule):
         now = bound[:, bound.shape[1] // 2]  # the middle of the grid
         highest, best = bound[:, :-1].max(1)
         to_place, to_spread = (t.gather(1, best[:, None])[:, 0] for t in (at_place, at_spread))
-        step = torch.clamp(to_place - place, -stride, stride)
+        step = torch.clamp(to_place - place, -pace, pace)
         change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
         new_place, new_spread = place + step, (spread * change.exp()).clamp(min=self.narrowest)
         # What q began with is no evidence: after the first epoch it may leap to the reference.
