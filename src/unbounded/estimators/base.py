@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from unbounded import interrupts
-from unbounded.depth import DepthFamily
+from unbounded.depth import DepthFamily, TruncatedNormal
 from unbounded.estimators.auto import (
     annealing_factor,
     choose_batch_size,
@@ -34,13 +34,13 @@ from unbounded.estimators.ensemble import (
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
 from unbounded.frozen import Frozen
 from unbounded.growth import TooDeepError
-from unbounded.layers import Dense, Layers
+from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.predictive import combine
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.steps.batches import batches
-from unbounded.training import History, NonFiniteError, make_optimizer, step
+from unbounded.training import History, NonFiniteError, make_optimizer, preset, step
 
 # Rows that go through the network at a time when predicting.
 _PREDICTION_ROWS = 8192
@@ -61,10 +61,12 @@ class UDNEstimator(BaseEstimator):
     end training and keep the best model so far.
 
     Main arguments of both estimators:
+        preset: "settled" (depth follows held-out rows; docs/depth.md) or "paper" (a truncated
+            Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": 3000 steps, in 20 to 200 epochs.
         batch_size: rows a step. "auto": a power of two near √rows, from 32 to 1024.
-        lr: rate of the weights, with Adam; λ learns at a tenth of it.
+        lr: rate of the weights, with Adam. In the preset "paper" λ learns at a tenth of it.
         validation_fraction: share of the rows (of each class alike) that is held out to find the
             best epoch. Tables too small to spare 8 rows for that are trained to the end.
         refit: once the best epoch is known, train anew on all rows up to it, with a rate that
@@ -78,7 +80,8 @@ class UDNEstimator(BaseEstimator):
     Other arguments of both:
         layers: a `Layers` of the core in place of dense ones, or a callable
             (in_features, out_features) -> `Layers`.
-        depth: the family q(ℓ; λ); a truncated Poisson from λ = 1 by default.
+        depth: the family q(ℓ; λ); the preset's by default. A rule for held-out rows moves a
+            `TruncatedNormal`, the optimiser any other.
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
         weight_prior: p(θ); N(0, 1) by default.
         likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
@@ -104,6 +107,7 @@ class UDNEstimator(BaseEstimator):
     """
 
     layers: Layers | Callable[[int, int], Layers] | None = None
+    preset: str = "settled"
     width: int = 64
     depth: DepthFamily | None = None
     depth_prior: DepthPrior | None = None
@@ -203,6 +207,7 @@ class UDNEstimator(BaseEstimator):
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
+        preset(self.preset)
         auto = ("auto",)
         others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": ()}
         for name, allowed in others.items():
@@ -241,7 +246,7 @@ class UDNEstimator(BaseEstimator):
                 raise KeyboardInterrupt  # before the first epoch's end: there is nothing to keep
             if refit and first.stopped in ("epochs", "patience"):
                 try:
-                    again = self._run(rows, None, size, seed, first.best_epoch, anneal=True)
+                    again = self._run(rows, None, size, seed, first.best_epoch, True, run.models)
                     ended = again.training.stopped
                 except KeyboardInterrupt:
                     ended = "interrupted"
@@ -267,12 +272,19 @@ class UDNEstimator(BaseEstimator):
         seed: int,
         epochs: int,
         anneal: bool,
+        found: Sequence[UDN] = (),
     ) -> "TrainedModels":
-        """One training of new models, their scaling from the training rows."""
+        """One training of new models, their scaling from the training rows.
+
+        Where held-out rows have found the depth, the models that have it are `found`.
+        """
         scalings = self._scalings(train)
         models = [
             self._build(train.x.shape[1], size, one) for one in member_seeds(seed, self.n_members)
         ]
+        for model, before in zip(models, found, strict=False):
+            if isinstance(model.depth, TruncatedNormal):
+                model.depth.load_state_dict(before.depth.state_dict())
         validation = patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
@@ -286,6 +298,7 @@ class UDNEstimator(BaseEstimator):
             "select": self.select,
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
+            **preset(self.preset).fitting(models[0].depth, validation is not None),
         }
         data = scalings.tensors(train, models[0])
         return TrainedModels(models, scalings, Training.by_fit(models, data, **options))
@@ -312,7 +325,7 @@ class UDNEstimator(BaseEstimator):
             self._layers(in_features, likelihood.num_outputs(size)),
             likelihood,
             # Copies: training moves λ, and the arguments stay as they were given.
-            copy.deepcopy(self.depth),
+            preset(self.preset).family() if self.depth is None else copy.deepcopy(self.depth),
             copy.deepcopy(self.depth_prior),
             copy.deepcopy(self.weight_prior),
             seed=seed,
@@ -321,7 +334,7 @@ class UDNEstimator(BaseEstimator):
 
     def _layers(self, in_features: int, out_features: int) -> Layers:
         if self.layers is None:
-            return Dense(in_features, self.width, out_features, init="he")
+            return preset(self.preset).layers(in_features, self.width, out_features)
         if isinstance(self.layers, Layers):
             return self.layers
         if not callable(self.layers):

@@ -157,6 +157,8 @@ class HeldOutAscent(DepthRule):
         """Move μ and s, by what the last look has seen; weights as there."""
         family = model.depth
         assert isinstance(family, TruncatedNormal)  # see `reserve`
+        if self._gains.shape[2] == 0:  # before the first look
+            return
         at = {name: tensor.detach()[None] for name, tensor in family.numbers().items()}
         depth = min(family.max_depth(), self._sums.shape[1])
         weights = None if weights is None else weights[None]

@@ -18,6 +18,9 @@ from unbounded.training.callbacks import Sharpen as Sharpen
 from unbounded.training.callbacks import TensorBoard as TensorBoard
 from unbounded.training.fit import fit as fit
 from unbounded.training.history import History as History
+from unbounded.training.presets import PRESETS as PRESETS
+from unbounded.training.presets import Preset as Preset
+from unbounded.training.presets import preset as preset
 from unbounded.training.trainer import FitResult as FitResult
 from unbounded.training.trainer import Trainer as Trainer
 from unbounded.training.trainer import TrainingWarning as TrainingWarning
