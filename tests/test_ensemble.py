@@ -92,7 +92,7 @@ def test_files_and_pickles_hold_all_members(classifier, regressor, tmp_path):
             assert len(again.members_) == 3
             np.testing.assert_array_equal(getattr(again, ask)(x), getattr(estimator, ask)(x))
         assert again.get_params()["n_members"] == 3
-    assert torch.equal(ub.load(path).depth.raw_rate, regressor.model_.depth.raw_rate)
+    assert torch.equal(ub.load(path).depth.mu, regressor.model_.depth.mu)
 
 
 def test_a_file_without_its_siblings_is_refused(classifier, tmp_path):

@@ -75,9 +75,9 @@ def test_it_rests_and_says_so():
 
 def test_q_is_wide_while_the_network_learns():
     calm_family, calm = made_up(3)
-    wide, rule = made_up(3, epochs=60)
+    wide, rule = made_up(3, epochs=20)
     assert rule._state[0, 1] > calm._state[0, 1]
-    assert wide.spread > calm_family.spread
+    assert wide.spread > 2 * calm_family.spread
 
 
 def test_an_epoch_that_is_long_shows_drift_too():
@@ -87,8 +87,8 @@ def test_an_epoch_that_is_long_shows_drift_too():
     for epoch in range(6):
         rule.reserve(model, model.depth.max_depth())
         rule._state[0, 0] += 1000
-        level = -0.6 + 0.05 * epoch
-        rule.look(model, torch.full((model.depth.max_depth(), ROWS), level), guess, None)
+        depths = torch.arange(1.0, model.depth.max_depth() + 1)[:, None]
+        rule.look(model, (-0.6 + 0.01 * epoch * depths).expand(-1, ROWS), guess, None)
     assert rule._state[0, 1] > 1
     assert rule.columns()["depth_settled"] == 0
 

@@ -13,7 +13,7 @@ NAME = "demo"
 HELP = "fit a spiral and write a page"
 DESCRIPTION = """\
 Fit a network of unbounded depth to the paper's spiral, show the posterior over depth, and write a
-page. Takes less than a minute; Ctrl-C ends training early and still writes the page."""
+page. Takes a minute or two; Ctrl-C ends training early and still writes the page."""
 EPILOG = """\
 examples:
   unbounded demo
@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--omega", type=float, default=10.0, help="rotation speed of the spiral (default: 10)"
     )
     parser.add_argument("--epochs", type=common.positive, help="how long to train")
+    parser.add_argument(
+        "--preset",
+        choices=("settled", "paper"),
+        default="settled",
+        help="depth by held-out rows, or by the paper's family and gradient (default: settled)",
+    )
     parser.add_argument(
         "--seed", type=common.not_negative, default=0, help="of data and weights (default: 0)"
     )
@@ -53,6 +59,7 @@ def run(options: argparse.Namespace) -> None:
             omega=options.omega,
             seed=options.seed,
             epochs=options.epochs or EPOCHS,
+            recipe=options.preset,
             progress=console.shows_progress,
         )
     console.result(

@@ -1,35 +1,32 @@
 """A spiral, an unbounded-depth network, a page: `unbounded demo`.
 
-Fits a UDN to the paper's spiral D(ω): its width, batches and priors, with He's initialisation
-instead of torch's default. The network begins with the four layers that q(ℓ; λ = 1) reaches and
-gives birth to the others while it trains. So that half of the paper's 4000 epochs show where
-q(ℓ) goes, λ learns at 0.3 instead of 0.1 of the weights' rate; the weights' rate falls along a
-cosine, which spares the last epochs the jumps that a constant one brings.
+Fits a UDN to the paper's spiral D(ω), with its width and batches, by the library's own recipe: the
+preset "settled", whose depth follows held-out rows. Layers are born while q(ℓ) reaches for them;
+at the end q(ℓ) is narrow, and the page shows when it came to rest. The weights' rate falls along a
+cosine. `--preset paper` has the paper's family, layers and rule for λ instead.
 """
 
 import math
 import textwrap
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from unbounded.data import spiral
 from unbounded.experiments import one_thread
-from unbounded.layers import Dense
 from unbounded.likelihoods import Categorical, ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.report import page, sections
 from unbounded.report.terminal import depth_bars, show
-from unbounded.training import FitResult, fit
+from unbounded.training import FitResult, fit, preset
 
 EPOCHS = 2000
 WIDTH = 32
 RATE = 0.005
-DEPTH_RATE_RATIO = 0.3
+PRESET = "settled"
 _ROWS = 1024
 
 
@@ -53,6 +50,7 @@ def run(
     omega: float = 10.0,
     seed: int = 0,
     epochs: int = EPOCHS,
+    recipe: str = PRESET,
     progress: bool = True,
 ) -> DemoResult:
     """Fit a spiral, print a summary, and write a page.
@@ -62,6 +60,7 @@ def run(
         omega: rotation speed of the spiral.
         seed: of data and weights.
         epochs: how long to train. Ctrl-C ends it earlier and still writes the page.
+        recipe: the name of a preset.
         progress: show a progress bar.
 
     Raises:
@@ -70,10 +69,12 @@ def run(
     """
     out = page.check_target(out)
     with one_thread():
-        return _run(out, omega, seed, epochs, progress)
+        return _run(out, omega, seed, epochs, recipe, progress)
 
 
-def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> DemoResult:
+def _run(
+    out: Path, omega: float, seed: int, epochs: int, recipe: str, progress: bool
+) -> DemoResult:
     if not math.isfinite(omega):
         raise ValueError(f"omega must be a finite number, got {omega}")
     if epochs < 1:
@@ -83,7 +84,8 @@ def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> Dem
     train, validation, test = (
         spiral(omega, _ROWS, part=part, seed=seed) for part in ("train", "validation", "test")
     )
-    model = UDN(Dense(2, WIDTH, 2, init="he"), Categorical(2), seed=seed)
+    chosen = preset(recipe)
+    model = UDN(chosen.layers(2, WIDTH, 2), Categorical(2), chosen.family(), seed=seed)
     show(
         f"Fitting an unbounded-depth network to {_ROWS:,} points of two spiral arms "
         f"(ω = {omega:g}).\nIt starts with {model.network.num_layers} layers and "
@@ -95,9 +97,10 @@ def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> Dem
         validation=validation,
         epochs=epochs,
         lr=RATE,
-        depth_lr_ratio=DEPTH_RATE_RATIO,
-        scheduler=lambda optimizer: _schedule(optimizer, epochs),
+        schedule=partial(_cosine, epochs),
+        depth_schedule=None if chosen.rule else lambda epoch: 1.0,
         progress=progress,
+        **chosen.fitting(model.depth, validates=True),
     )
     x, y = test
     prediction = predict(model, x)
@@ -118,14 +121,9 @@ def _run(out: Path, omega: float, seed: int, epochs: int, progress: bool) -> Dem
     return found
 
 
-def _schedule(optimizer: torch.optim.Optimizer, epochs: int) -> LambdaLR:
-    """Weights: a cosine from the full rate to a twentieth of it. λ: the same rate throughout."""
-
-    def cosine(epoch: int) -> float:
-        return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
-
-    roles = [group["role"] for group in optimizer.param_groups]
-    return LambdaLR(optimizer, [(lambda epoch: 1.0) if r == "depth" else cosine for r in roles])
+def _cosine(epochs: int, epoch: int) -> float:
+    """From the full rate to a twentieth of it along half a cosine."""
+    return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
 
 
 def _summary(found: DemoResult, first_depth: int) -> str:
@@ -141,7 +139,8 @@ def _summary(found: DemoResult, first_depth: int) -> str:
         f"\nPosterior over depth after {len(result.history):,} epochs in "
         f"{result.seconds:.1f} s{end}, weights of epoch {result.best_epoch:,}\n\n"
         f"{depth_bars(found.depth_probs, first_depth)}\n\n"
-        f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}\n{_births(result)}\n\n"
+        f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}{_rest(result)}\n"
+        f"{_births(result)}\n\n"
         f"Test accuracy of the mixture over depths: {found.accuracy:.1%}; of each depth alone:\n\n"
         f"depth  accuracy\n{by_depth}\n\n"
         f"The page: {found.path}"
@@ -181,6 +180,12 @@ def _page(found: DemoResult, omega: float, test: tuple[Tensor, Tensor]) -> str:
             sections.score_over_time(result.history, "accuracy"),
         ],
     )
+
+
+def _rest(result: FitResult) -> str:
+    """When q(ℓ) came to rest, if a rule says so."""
+    settled = result.history.settled_epoch
+    return "" if settled is None else f"; q(ℓ) at rest since epoch {settled:,}"
 
 
 def _births(result: FitResult) -> str:

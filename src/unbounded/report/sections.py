@@ -77,8 +77,8 @@ def depth_over_time(history: "History") -> Section:
     )
     born = sum(len(depths) for depths in births.values())
     text = (
-        "The network starts shallow. As training moves q(ℓ) towards deeper networks its support "
-        "grows, and the layer that is missing is created in that very step."
+        "Wherever training moves q(ℓ), its support follows: a layer that is missing is created "
+        "in that very step."
     )
     if births:
         text += (
@@ -87,6 +87,14 @@ def depth_over_time(history: "History") -> Section:
         )
     else:
         text += " No layer was born in this run: the ones it began with were enough."
+    if "depth_settled" in history.columns:
+        since = history.settled_epoch
+        text += "\n\nHeld-out rows decide how deep is deep enough. "
+        text += (
+            "q(ℓ) had not come to rest when training ended: a longer one may find another depth."
+            if since is None
+            else f"q(ℓ) has been at rest since epoch {since:,}: longer training changes little."
+        )
     if len(history) >= 20:
         last, before = (history["depth_mean"][-1 - back] for back in (0, len(history) // 10))
         moved = f"{last - before:+.2f}".replace("-", "−")

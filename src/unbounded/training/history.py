@@ -16,7 +16,8 @@ class History:
 
     Columns: epoch, step, seconds; elbo and its terms (means over the epoch's steps, in nats for
     the whole data set); depth_mean (E[ℓ]), max_depth, num_layers; lr; and for each scored set
-    NAME_SCORE and NAME_log_score, such as val_accuracy.
+    NAME_SCORE and NAME_log_score, such as val_accuracy. With a rule that goes by held-out rows:
+    depth_settled, whether q(ℓ) is at rest, and the standard errors val_error and val_log_error.
     """
 
     def __init__(self, rows: list[Row] | None = None, births: list[Row] | None = None):
@@ -41,6 +42,17 @@ class History:
         if key not in self.columns:
             raise KeyError(f"no column {key!r}; there are {self.columns}")
         return [row.get(key, math.nan) for row in self.rows]
+
+    @property
+    def settled_epoch(self) -> int | None:
+        """Since when q(ℓ) has been at rest until the end; None if it is not, or no rule says so."""
+        since = None
+        for row in self.rows:
+            if not row.get("depth_settled"):
+                since = None
+            elif since is None:
+                since = int(row["epoch"])
+        return since
 
     def to_pandas(self) -> Any:
         """The table as a pandas DataFrame (needs pandas)."""
