@@ -35,7 +35,9 @@ class Settings:
         depths: the fixed ones; the deepest is also DUN's bound.
         starts: the UDN's first μ. The one in the middle is *the* UDN, the others test it.
         long: how many times longer the longer training is; 1 for none.
-        lr: the first learning rate; it falls to a hundredth of it along half a cosine.
+        lr: the first learning rate on problems that are made; it falls to a hundredth of it along
+            half a cosine.
+        table_lr: the same on tables, which have fewer rows and more noise.
         dun_depth_lr_ratio: rate of DUN's q(ℓ), as a multiple of it.
         average: decay a step of a moving average of all parameters; None for none.
         made_epochs: passes over problems that are made (1024 rows, 4 steps each).
@@ -50,8 +52,9 @@ class Settings:
     starts: tuple[float, ...] = (1.0, 4.0, 16.0)
     long: int = 4
     lr: float = 0.005
+    table_lr: float = 0.001
     dun_depth_lr_ratio: float = 1.0
-    average: float | None = None
+    average: float | None = 0.998
     made_epochs: int = 2000
     table_steps: int = 4000
     spiral_width: int = 32
@@ -160,7 +163,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
     found: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch,
-        "lr": settings.lr,
+        "lr": settings.lr if is_made else settings.table_lr,
         "schedule": SCHEDULES["cosine"](epochs),
         "average": settings.average,
         "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
