@@ -484,7 +484,7 @@ def test_inspect_shows_what_a_file_holds(files, tmp_path, capsys):
     found = json.loads(ok(capsys, "inspect", files / "class.udn", "--json"))
     assert sum(found["depth"]["probs"]) == pytest.approx(1)
     assert len(found["history"]) == 3
-    assert found["parameters"] == sum(m["parameters"] for m in found["modules"]) + 1  # and λ
+    assert found["parameters"] == sum(m["parameters"] for m in found["modules"]) + 2  # μ and s
     from unbounded import UDN, Categorical, Dense, save
 
     save(UDN(Dense(2, 4, 2), Categorical(2)), tmp_path / "plain.udn")

@@ -78,14 +78,24 @@ def test_progress_goes_to_standard_error(tmp_path, capsys) -> None:
     assert "2/2" in capsys.readouterr().err
 
 
-def test_it_learns_and_grows(tmp_path) -> None:
+def test_it_learns_and_depth_follows(tmp_path) -> None:
     found = demo.run(tmp_path / "page.html", epochs=120, progress=False)
     means = found.fit.history["depth_mean"]
-    assert means[-1] > means[0] + 0.4
-    assert [row["depth"] for row in found.fit.history.births] == [5]
-    assert found.model.network.num_layers == 5
+    assert abs(means[-1] - means[0]) > 0.4
+    assert [row["depth"] for row in found.fit.history.births] == [10, 11]
+    assert found.model.network.num_layers == 11
     assert found.accuracy > 0.95  # 99.9 % after the full run
-    assert "birth of a layer 5 at epoch" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "birth of a layer 10 at epoch" in text
+    assert "q(ℓ) had not come to rest" in text
+
+
+def test_the_papers_recipe_grows_from_shallow(tmp_path) -> None:
+    found = demo.run(tmp_path / "page.html", epochs=120, recipe="paper", progress=False)
+    means = found.fit.history["depth_mean"]
+    assert means[-1] > means[0] + 0.05
+    assert type(found.model.depth).__name__ == "TruncatedPoisson"
+    assert "rest" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_the_same_seed_gives_the_same_page_up_to_time(tmp_path) -> None:
@@ -147,14 +157,7 @@ def test_what_cannot_work_is_refused_before_training(tmp_path, monkeypatch) -> N
     assert os.listdir(tmp_path) == []
 
 
-def test_the_weights_rate_falls_and_that_of_depth_does_not() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    roles = ("hidden", "heads", "depth")
-    optimizer = torch.optim.SGD(
-        [{"params": [p], "role": role} for p, role in zip(parameters, roles, strict=True)], lr=1.0
-    )
-    schedule = demo._schedule(optimizer, 10)
-    optimizer.step()
-    for _ in range(10):
-        schedule.step()
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.05, 1.0])
+def test_the_weights_rate_falls_along_a_cosine() -> None:
+    assert demo._cosine(10, 0) == 1
+    assert demo._cosine(10, 5) == pytest.approx(0.525)
+    assert demo._cosine(10, 10) == pytest.approx(0.05)

@@ -615,6 +615,7 @@ def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, cap
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--no-references", "-q"]
     words += ["--epochs", "40", "--patience", "40", "--width", "4", "--lr", "1", "--no-report"]
+    words += ["--preset", "paper"]
     assert main(words) == 0
     errors = capsys.readouterr().err
     assert "warning: training stopped in epoch" in errors

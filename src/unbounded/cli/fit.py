@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "use N rows, drawn at random"
     group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
+    text = "depth by held-out rows, or by the paper's family and gradient (default: settled)"
+    group.add_argument("--preset", choices=("settled", "paper"), help=text)
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)
@@ -102,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
-    given = {name: getattr(options, name) for name in _ESTIMATOR_OPTIONS}
+    given = {name: getattr(options, name) for name in ("preset", *_ESTIMATOR_OPTIONS)}
     chosen = {name: value for name, value in given.items() if value is not None}
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
     with interrupts.deferred() as request, common.told_warnings(console):

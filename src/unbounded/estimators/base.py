@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.ensemble import (
+    TrainedModels,
     Training,
     average_by_depth,
     average_probs,
+    depth_probs,
     member_seeds,
     warn,
 )
@@ -137,7 +139,7 @@ class UDNEstimator(BaseEstimator):
     def depth_probs_(self) -> NDArray[np.float64]:
         """q(1) … q(m), shape `(max_depth_,)`; of an ensemble the members' average."""
         check_is_fitted(self)
-        return average_probs([_depth_probs(model) for model in self.members_])
+        return average_probs([depth_probs(model) for model in self.members_])
 
     @property
     def max_depth_(self) -> int:
@@ -273,7 +275,7 @@ class UDNEstimator(BaseEstimator):
         epochs: int,
         anneal: bool,
         found: Sequence[UDN] = (),
-    ) -> "TrainedModels":
+    ) -> TrainedModels:
         """One training of new models, their scaling from the training rows.
 
         Where held-out rows have found the depth, the models that have it are `found`.
@@ -303,7 +305,7 @@ class UDNEstimator(BaseEstimator):
         data = scalings.tensors(train, models[0])
         return TrainedModels(models, scalings, Training.by_fit(models, data, **options))
 
-    def _keep(self, run: "TrainedModels", rows: int) -> None:
+    def _keep(self, run: TrainedModels, rows: int) -> None:
         self.members_ = [model.eval() for model in run.models]
         self.model_ = self.members_[0]
         self.input_scaling_ = run.scalings.inputs
@@ -424,7 +426,7 @@ class UDNEstimator(BaseEstimator):
         return average_by_depth(
             values,
             [model.support()[0] for model in self.members_],
-            [_depth_probs(model) for model in self.members_],
+            [depth_probs(model) for model in self.members_],
         )
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -444,18 +446,3 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)
-
-
-def _depth_probs(model: UDN) -> NDArray[np.float64]:
-    """q(1) … q(m) of one model, adding up to one."""
-    first, _ = model.support()
-    probs = model.depth_log_probs().detach().double().exp().cpu().numpy()
-    return np.concatenate([np.zeros(first - 1), probs / probs.sum()])
-
-
-class TrainedModels(NamedTuple):
-    """Models with the scaling of their rows, and how their training went."""
-
-    models: list[UDN]
-    scalings: Scalings
-    training: Training

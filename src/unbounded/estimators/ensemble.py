@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.estimators.rows import Scalings
 from unbounded.model import UDN
 from unbounded.training import FitResult, History, NonFiniteError, TrainingWarning, fit
 
@@ -94,3 +95,18 @@ class Training(NamedTuple):
 def warn(text: str) -> None:
     """A `TrainingWarning` to whoever called `fit` of an estimator."""
     warnings.warn(text, TrainingWarning, stacklevel=5)
+
+
+def depth_probs(model: UDN) -> Floats:
+    """q(1) … q(m) of one model, adding up to one."""
+    first, _ = model.support()
+    probs = model.depth_log_probs().detach().double().exp().cpu().numpy()
+    return np.concatenate([np.zeros(first - 1), probs / probs.sum()])
+
+
+class TrainedModels(NamedTuple):
+    """Models with the scaling of their rows, and how their training went."""
+
+    models: list[UDN]
+    scalings: Scalings
+    training: Training
