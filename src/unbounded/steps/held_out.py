@@ -27,8 +27,7 @@ _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
 
-# Places in the rule's state: steps since the last look; drift, with its sign, so that ups and downs
-# cancel; whether held-out rows say something;
+# Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
 # all.
 _SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL, _COUNT = range(10)
@@ -48,15 +47,16 @@ class HeldOutAscent(DepthRule):
     is g_ℓ = mean_i(r_iℓ − r_iℓ₋₁), known up to its standard error e_ℓ. Between epochs μ and s take
     a step towards the maximum over members near by of
 
-        Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ r),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − floor],
+        Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − floor],
         T = 1 + caution·d.
 
     So a layer has to be worth more than its noise and `floor` nats on the n held-out rows, or q
-    goes without it; where nothing is to be gained, depth falls. d is how many nats the score has
-    drifted by within the memory: as long as the network learns quickly, the gains of a moment ago
-    say little. T is high then and q near the reference r, a wide normal: wherever q began, all of
-    the first depths learn, and the shallow ones can show what they are able to. When learning slows
-    down, q leaves r and narrows by itself, as in simulated annealing.
+    goes without it; where nothing is to be gained, depth falls. d is how many nats the depths have
+    drifted apart by within the memory: as long as they still change places, the gains of a moment
+    ago say little. T is high then and q near the reference ρ, a wide normal, to which it leaps
+    after the first epoch: wherever q began, all of the first depths learn, and the shallow ones
+    can show what they are able to. Later q leaves ρ and narrows by itself, as in simulated
+    annealing.
 
     While no depth is better than guessing on held-out rows, they cannot tell what layers are worth.
     Gains on training rows stand in until something generalises: a network that stayed shallow
@@ -73,8 +73,8 @@ class HeldOutAscent(DepthRule):
         speed: the largest change of μ in a step.
         price: standard errors that are taken off each gain.
         floor: nats that a layer must gain on the held-out rows besides.
-        caution: how much more r counts for each nat of drift.
-        reference: place and spread of r.
+        caution: how much more ρ counts for each nat of drift.
+        reference: place and spread of ρ.
         narrowest: the smallest spread.
     """
 
@@ -272,7 +272,7 @@ class HeldOutAscent(DepthRule):
         width = (q * (depths - mean[:, None]) ** 2).sum(1).sqrt()
         state, total, arrived = self._state, self._state[:, _TOTAL], self._state[:, _ARRIVED]
         apart = (mean - state[:, _MEAN]).abs() + (width - state[:, _WIDTH]).abs()
-        stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT].abs() < noise
+        stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT] < noise
         long_since = total > torch.maximum(1.5 * arrived, arrived + _EARLIEST)
         rests = stays & calm & long_since & (state[:, _GENERALISES] > 0)
         state[:, _RESTS] = torch.where(stays, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
@@ -296,7 +296,7 @@ class HeldOutAscent(DepthRule):
         spread = family.spread_at(at)
         steps = state[:, _SINCE].clone()
         state[:, _SINCE] = 0
-        drift = state[:, _DRIFT].abs()
+        drift = state[:, _DRIFT]
         worth = self._worth(family.log_probs_at(at, depth).exp(), of, weights)
         # Far from depth 1 a layer more or less is little: strides grow with the place.
         pace = steps * self.speed * (place / _UNIT).clamp(min=1)
@@ -307,24 +307,23 @@ class HeldOutAscent(DepthRule):
             (place[:, None] + self._steps[0]).clamp(min=0.5)[:, :, None],
             spreads.minimum(widest).clamp(min=self.narrowest)[:, None, :],
         )
-        at_place, at_spread = (
-            torch.cat([grid.flatten(1), torch.full_like(place, middle)[:, None]], 1)
-            for grid, middle in zip(near, self.reference, strict=True)
-        )
+        at_place, at_spread = (grid.flatten(1) for grid in near)
         bound = self._bound(family, at_place, at_spread, worth, 1 + self.caution * drift)
         now = bound[:, bound.shape[1] // 2]  # the middle of the grid
-        highest, best = bound[:, :-1].max(1)
+        highest, best = bound.max(1)
         to_place, to_spread = (t.gather(1, best[:, None])[:, 0] for t in (at_place, at_spread))
         step = torch.clamp(to_place - place, -pace, pace)
         change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
-        new_place, new_spread = place + step, (spread * change.exp()).clamp(min=self.narrowest)
-        # What q began with is no evidence: after the first epoch it may leap to the reference.
-        leaps = (state[:, _LOOKS] == 1) & (bound[:, -1] > highest)
-        new_place = torch.where(leaps, at_place[:, -1], new_place)
-        new_spread = torch.where(leaps, at_spread[:, -1], new_spread)
+        new_spread = (spread * change.exp()).clamp(min=self.narrowest)
         least = torch.where(state[:, _RESTS] > 0, self.floor, 1e-6)
-        moves = (steps > 0) & (bound.amax(1) > now + least) & (state[:, _RESTS] < _FOR_GOOD)
-        return torch.where(moves, new_place, place), torch.where(moves, new_spread, spread)
+        moves = (steps > 0) & (highest > now + least) & (state[:, _RESTS] < _FOR_GOOD)
+        # What q began with is no evidence: after the first epoch it leaps to the reference.
+        leaps = (steps > 0) & (state[:, _LOOKS] == 1) & (state[:, _RESTS] < _FOR_GOOD)
+        found = torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
+        return (
+            torch.where(leaps, self.reference[0], found[0]),
+            torch.where(leaps, self.reference[1], found[1]),
+        )
 
     def _bound(
         self,
@@ -334,7 +333,7 @@ class HeldOutAscent(DepthRule):
         worth: Tensor,
         temperature: Tensor,
     ) -> Tensor:
-        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ r) of candidates, `(members, candidates)`.
+        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ) of candidates, `(members, candidates)`.
 
         Args:
             family: stands for all.
@@ -353,7 +352,7 @@ class HeldOutAscent(DepthRule):
         return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
 
     def _log_reference(self, like: Tensor) -> Tensor:
-        """log r(ℓ) for ℓ = 1 … as many as the last axis has."""
+        """log ρ(ℓ) for ℓ = 1 … as many as the last axis has."""
         place, spread = self.reference
         depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
         return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
