@@ -20,12 +20,14 @@ class Section:
         text: plain text; an empty line starts a new paragraph.
         figures: HTML from `unbounded.report.svg` or `table`, put on the page as it is.
         wide: over the whole width of the page, with the text beside the figure.
+        full: the same with the text above, and figures below each other: for large tables.
     """
 
     title: str
     text: str = ""
     figures: list[str] = field(default_factory=list)
     wide: bool = False
+    full: bool = False
 
 
 def render(
@@ -102,7 +104,7 @@ _NUMBER = ' class="number"'
 
 
 def _section(section: Section) -> str:
-    kind = ' class="wide"' if section.wide else ""
+    kind = ' class="full"' if section.full else ' class="wide"' if section.wide else ""
     figures = "".join(section.figures)
     figures = f'<div class="figures">{figures}</div>' if figures else ""
     return (
@@ -156,7 +158,9 @@ main {{ display: grid; gap: 1.1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); }}
 section {{ background: var(--card); border: 1px solid var(--edge); border-radius: .7rem;
   padding: clamp(1rem, 2.2vw, 1.5rem); min-width: 0; }}
-section.wide {{ grid-column: 1 / -1; }}
+section.wide, section.full {{ grid-column: 1 / -1; }}
+section.full .figures {{ grid-template-columns: minmax(0, 1fr); }}
+section.full p {{ max-width: 60rem; }}
 h2 {{ font-size: 1.08rem; line-height: 1.3; margin: 0 0 .4rem; letter-spacing: -.006em;
   font-weight: 640; text-wrap: balance; overflow-wrap: anywhere; }}
 section p {{ margin: 0 0 .6rem; font-size: .9rem; color: var(--muted); text-wrap: pretty;

@@ -174,17 +174,17 @@ def as_html(documents: Sequence[Row], verdicts: Sequence[Verdict], folder: Path)
             "Verdicts",
             "\n\n".join([*rest, _means(documents, verdicts)]),
             [page.table(VERDICT_HEAD, verdict_rows(verdicts))],
-            wide=True,
+            full=True,
         ),
+        page.Section("All problems", _LEGEND, [_image(folder, "overview")], full=True),
         page.Section(
             "Problems",
             _READING,
             [
                 page.table(PROBLEM_HEAD, problem_rows(verdicts)),
                 page.table(LOG_HEAD, log_rows(verdicts), title=_LOGS),
-                _image(folder, "overview"),
             ],
-            wide=True,
+            full=True,
         ),
     ]
     for one in verdicts:
@@ -193,6 +193,9 @@ def as_html(documents: Sequence[Row], verdicts: Sequence[Verdict], folder: Path)
     return page.render("Depth inference, measured", intro, facts, sections)
 
 
+_LEGEND = (
+    "Each panel is a problem: the test score of every fixed depth, with q(ℓ) of the UDN behind it."
+)
 _READING = (
     "Scores are accuracies in percent and RMSEs in the target's units, means over seeds; ± is one "
     "standard error, always that of the best fixed depth. “Smallest” is the smallest fixed depth "
