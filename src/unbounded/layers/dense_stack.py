@@ -96,7 +96,7 @@ class DenseStack(NetworkStack):
     def allocate(
         self, extent: Extent, blocks: Sequence[ParameterBlock], templates: Templates
     ) -> None:
-        """Buffers of the old depth are let go, and the views of them."""
+        """Buffers of the old extent are let go, and the views of them."""
         super().allocate(extent, blocks, templates)
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._named: dict[tuple[int, int, str], dict[str, Tensor]] = {}
@@ -109,7 +109,8 @@ class DenseStack(NetworkStack):
         for block in blocks:
             adds_up = block.role == "heads" and self.layers.shares_head
             if block.role in ("hidden", "heads") and not (block.grad.is_cuda or adds_up):
-                packed = block.shape.unpack(block.grad)["weight"]
+                rows = block.grad[: block.rows_up_to(extent.running)]
+                packed = block.shape.unpack(rows)["weight"]
                 self._staged[id(block)] = packed, packed.new_zeros(packed.shape)
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -134,7 +135,10 @@ class DenseStack(NetworkStack):
         if joint:
             weight, bias = self._all_heads("value")
             torch.baddbmm(
-                bias.unsqueeze(2), weight, states.flatten(0, 1).mT, out=found.flatten(0, 1)
+                bias.unsqueeze(2),
+                weight,
+                states.flatten(0, 1).mT,
+                out=found[: extent.running].flatten(0, 1),
             )
             return found.mT
         # (depth, class, member, batch) in memory: all rows of a class side by side, which the
@@ -151,7 +155,7 @@ class DenseStack(NetworkStack):
         key = (f"scored {source}", batch)
         if key not in self._forward:
             turns = self._buffer("turns", x, (2, members, batch, self.layers.width))
-            states = [turns[level % 2] for level in range(extent.depth)]
+            states = [turns[level % 2] for level in range(extent.running)]
             self._forward[key] = self._layers(states, found, source, keeps=False)
         self._run(self._forward[key], x)
         shape = (members, extent.depth, self.layers.out_features, batch)
@@ -210,7 +214,7 @@ class DenseStack(NetworkStack):
             torch.sum(grad, 1, out=head.bias_grad)
 
     def _all_heads_backward(self, grad: Tensor, states: Tensor, signals: Tensor) -> None:
-        flat = grad.flatten(0, 1)
+        flat = grad[: self.extent.running].flatten(0, 1)
         weight, _ = self._all_heads("value")
         torch.bmm(flat, weight, out=signals.flatten(0, 1))
         weight_grad, bias_grad = self._all_heads("grad")
@@ -255,7 +259,7 @@ class DenseStack(NetworkStack):
         extent, states, joint = self.extent, self._states(x), self._joint(x)
         signals = self._signals(x)
         slopes: list[_Slopes] = []
-        for level in range(extent.depth, 0, -1):
+        for level in range(extent.running, 0, -1):
             count, start = extent.counts[level - 1], extent.starts[level - 1]
             signal, head, behind = signals[level - 1 if joint else level % 2], None, None
             rows = None if joint else extent.heads(level)
@@ -305,7 +309,7 @@ class DenseStack(NetworkStack):
         if level == 1 or not self.layers.is_pre_norm:
             return None
         count, (batch, width) = state.shape[0], state.shape[1:]
-        kept = (self.extent.depth - 1 if keeps else 1, self.extent.members, batch)
+        kept = (self.extent.running - 1 if keeps else 1, self.extent.members, batch)
         row, name = (level - 2, "kept") if keeps else (0, "passing")
         normed, mean, rstd = (
             self._buffer(f"{name} {what}", state, (*kept, size))[row, :count]
@@ -319,12 +323,12 @@ class DenseStack(NetworkStack):
         return x.is_cuda and self.extent.uniform and not self.layers.shares_head
 
     def _states(self, x: Tensor) -> Tensor:
-        """The hidden states in training, `(depth, members, batch, width)`."""
-        shape = (self.extent.depth, *x.shape[:2], self.layers.width)
+        """The hidden states in training, `(running, members, batch, width)`."""
+        shape = (self.extent.running, *x.shape[:2], self.layers.width)
         return self._buffer("states", x, shape)
 
     def _found(self, x: Tensor) -> Tensor:
-        """The heads' outputs as they are found, `(depth, members, out, batch)`."""
+        """The heads' outputs as they are found, `(depth, members, out, batch)`; 0 if not run."""
         shape = (self.extent.depth, x.shape[0], self.layers.out_features, x.shape[1])
         return self._buffer("found", x, shape)
 
@@ -332,7 +336,7 @@ class DenseStack(NetworkStack):
         """The gradients in them: of all depths where the heads' come first, else of two in turn."""
         shape = (*x.shape[:2], self.layers.width)
         if self._joint(x):
-            return self._buffer("signals", x, (self.extent.depth, *shape))
+            return self._buffer("signals", x, (self.extent.running, *shape))
         return self._buffer("turns", x, (2, *shape))
 
     def _hidden(self, level: int, source: str, count: int) -> tuple[Tensor, Tensor]:
@@ -351,9 +355,10 @@ class DenseStack(NetworkStack):
         return weight[rows], named["bias"][rows]
 
     def _all_heads(self, source: str) -> tuple[Tensor, Tensor]:
-        """Weights and biases of all heads, members along the same axis as depths."""
+        """Weights and biases of all heads that run, members along the same axis as depths."""
         block, _ = self.heads[1]
-        named = block.shape.unpack(getattr(block, source).flatten(0, 1))
+        rows = getattr(block, source)[: self.extent.running]
+        named = block.shape.unpack(rows.flatten(0, 1))
         if source == "grad" and id(block) in self._staged:
             return self._staged[id(block)][1].flatten(0, 1), named["bias"]
         return named["weight"], named["bias"]

@@ -137,6 +137,10 @@ class ParameterBlock:
         self.best = None if self.best is None else torch.cat([self.best, born])
         self.average = None if self.average is None else torch.cat([self.average, born])
 
+    def rows_up_to(self, level: int) -> int:
+        """How many of the rows, which are in order of depth, belong to depths up to `level`."""
+        return sum(depth <= level for depth in self.depths)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that outlives a step, by name."""
         yield "value", self.value
@@ -153,17 +157,26 @@ class Extent:
     """Which members have which depth. Members are sorted so that deeper ones come first.
 
     Attributes:
-        depth: how many hidden layers are allocated.
-        counts: the members 0 … counts[ℓ−1]−1 can reach depth ℓ.
-        starts: no member below starts[ℓ−1] has a head at depth ℓ.
+        depth: how many hidden layers are allocated; outputs have as many.
+        running: how many of them are run, from the first; all unless said otherwise. No member
+            that trains has a depth beyond in its support.
+        counts: the members 0 … counts[ℓ−1]−1 can reach depth ℓ, for each ℓ that is run.
+        starts: no member below starts[ℓ−1] has a head at depth ℓ, likewise.
     """
 
-    def __init__(self, bounds: Sequence[int | None], firsts: Sequence[int], depth: int):
+    def __init__(
+        self,
+        bounds: Sequence[int | None],
+        firsts: Sequence[int],
+        depth: int,
+        running: int | None = None,
+    ):
         self.depth = depth
+        self.running = depth if running is None else running
         self.members = len(bounds)
         self.counts: list[int] = []
         self.starts: list[int] = []
-        for level in range(1, depth + 1):
+        for level in range(1, self.running + 1):
             reaching = [i for i, b in enumerate(bounds) if b is None or b >= level]
             self.counts.append(len(reaching))
             with_head = [i for i in reaching if firsts[i] <= level]
@@ -176,7 +189,7 @@ class Extent:
 
     @property
     def uniform(self) -> bool:
-        """Whether every member may have every depth."""
+        """Whether every member may have every depth that is run."""
         return min(self.counts) == self.members and max(self.starts) == 0
 
 
@@ -198,7 +211,7 @@ class NetworkStack(ABC):
     def allocate(
         self, extent: Extent, blocks: Sequence[ParameterBlock], templates: Templates
     ) -> None:
-        """Take note of new layers; called whenever the blocks' tensors were replaced."""
+        """Take note of new layers; called whenever the extent or the blocks' tensors are others."""
         self.extent = extent
         self.hidden: dict[int, tuple[ParameterBlock, int]] = {}
         self.heads: dict[int, tuple[ParameterBlock, int]] = {}
@@ -212,7 +225,8 @@ class NetworkStack(ABC):
     def outputs(self, x: Tensor) -> Tensor:
         """Ω_ℓ(x) in training, `(member, batch, …)` → `(member, depth, batch, *event)`.
 
-        Connected to autograd. Members without a head at some depth have zeros there.
+        Connected to autograd. Members without a head at some depth have zeros there, as
+        all have at depths that are not run.
         """
 
     @abstractmethod

@@ -80,6 +80,7 @@ class Computation:
         self.firsts = [1 if self.shares_head else m.depth.first_depth() for m in models]
         self.templates = Templates()
         self.depth = 0  # how many layers are allocated
+        self.running = 0  # how many of them are run
         score = self.likelihood.likelihood.score_name
         names = [f"{name}_{kind}" for name in sets for kind in (score, "log_score")]
         self.columns = list(
@@ -142,8 +143,13 @@ class Computation:
                     self.network.set_fixed(role, level, self._fixed(found, modules))
                 rows = [None if m is None else pack(m) for m in modules]
                 self._block(role, shape).extend([level], [rows.__getitem__])
-        self.depth = depth
+        self.depth = self.running = depth
         self._arrange()
+
+    def run(self, levels: int) -> None:
+        """Run the first `levels` of the allocated layers: nobody gets further for now."""
+        self.running = levels
+        self._arrange_running()
 
     def _module(
         self, role: str, level: int, member: int, made: dict[tuple[int, str, int], nn.Module]
@@ -164,8 +170,7 @@ class Computation:
     def _arrange(self) -> None:
         """Everything that depends on the allocated depth but is no state."""
         depth, device = self.depth, self.device
-        self.extent = Extent(self.bounds, self.firsts, depth)
-        self.network.allocate(self.extent, self.blocks, self.templates)
+        self._arrange_running()
         self.costs.arrange(self.blocks)
         if self.rule is not None:
             self.rule.allocate(depth)
@@ -183,11 +188,19 @@ class Computation:
         self.levels = levels.to(device)
         has_head = self.levels >= torch.tensor(self.firsts, device=device)[:, None]
         self.coefficients = RowCoefficients(self.blocks, has_head, self.shares_head)
-        bits = BITS[self.dtype]
-        self._grad_bits = [(block.grad.view(bits), block.members) for block in self.blocks]
         if self.validates:
             for name, tensor in self.network.buffers().items():
                 self.best_buffers.setdefault(name, tensor.clone())
+
+    def _arrange_running(self) -> None:
+        """What depends on how many layers are run."""
+        self.extent = Extent(self.bounds, self.firsts, self.depth, self.running)
+        self.network.allocate(self.extent, self.blocks, self.templates)
+        self._grad_bits: list[tuple[Tensor, slice]] = []
+        for block in self.blocks:
+            some = block.rows_up_to(self.running)
+            block.grad[some:].zero_()  # nothing writes there from now on, but `_clip` reads
+            self._grad_bits.append((block.grad[:some].view(BITS[self.dtype]), block.members))
 
     def _new_block(self, role: str, shape: Shape, rows: slice) -> ParameterBlock:
         block = ParameterBlock.empty(
@@ -258,8 +271,9 @@ class Computation:
             if own.role in ("depth", "likelihood"):
                 own.grad.copy_(leaf.grad)
             else:  # beside what the network found
-                own.grad.add_(leaf.grad)
-        self.costs.add_gradients(slopes.hidden_kl, slopes.head_kl)
+                some = own.rows_up_to(self.running)
+                own.grad[:some].add_(leaf.grad[:some])
+        self.costs.add_gradients(slopes.hidden_kl, slopes.head_kl, self.running)
         self._equal_paces(slopes.hidden_kl / each, slopes.head_kl / each)
         self._drop_gradients(steps)
         if self.options.clip is not None:
@@ -297,7 +311,7 @@ class Computation:
         """The support of each member, `(members, depth)`; takes note of births."""
         state = self.state
         last = self.depths.ends(self.depths.rows(), self.depth + 1)
-        state["outgrown"] |= (steps & (last > self.depth)).any()
+        state["outgrown"] |= (steps & (last > self.running)).any()
         support = self.levels <= last[:, None]
         state["step"] += steps
         newborn = support & steps[:, None] & (self.levels > state["born"][:, None])
@@ -339,23 +353,30 @@ class Computation:
             block.grad.mul_(factor[block.members, None])
 
     def _move(self, block: ParameterBlock, coefficients: Sequence[Tensor], places: Tensor) -> None:
-        """Move the active rows `(rows, members)` of a block."""
-        decays = block.role != "depth"
-        self.optimizer.update(block.value, block.grad, block.state, coefficients, decays)
+        """Move the active rows `(rows, members)` of a block, which are among the running ones."""
+        some = slice(block.rows_up_to(self.running))
+        value, grad = block.value[some], block.grad[some]
+        state, coefficients = ([t[some] for t in ts] for ts in (block.state, coefficients))
+        self.optimizer.update(value, grad, state, coefficients, block.role != "depth")
         if block.average is not None:
             assert self.options.average is not None
             # A short memory at first, as `engines.averages.short_memory` has it.
-            decay = ((1 + block.steps) / (10 + block.steps)).clamp(max=self.options.average)
-            share = torch.where(places, 1 - decay, 0.0).to(self.dtype)
-            block.average.lerp_(block.value, share[..., None])
+            steps = block.steps[some]
+            decay = ((1 + steps) / (10 + steps)).clamp(max=self.options.average)
+            share = torch.where(places[some], 1 - decay, 0.0).to(self.dtype)
+            block.average[some].lerp_(value, share[..., None])
 
     # Looks ----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def look(self) -> None:
-        """How deep the members can get until the next look, into `status`."""
+        """How deep those who train can get until the next look, into `status`."""
         # A few depths further than what is allocated, to tell by how much it is exceeded.
-        self.status[0] = self.depths.reach(self.movement, self.depth + 8).max()
+        reach = self.depths.reach(self.movement, self.depth + 8)
+        if self.source != "value":  # what is scored may lag behind, but has its layers
+            scored = self.depths.ends(self.depths.rows(self.source), self.depth)
+            reach = reach.maximum(scored.clamp(max=self.depth))
+        self.status[0] = torch.where(self.state["alive"], reach, 0).max()
         self.status[1] = self.state["outgrown"]
 
     @torch.no_grad()

@@ -51,14 +51,18 @@ class WeightCosts:
         hidden, heads = (self._kl(name, role, leaves) for name, role in self.roles.items())
         return hidden, heads
 
-    def add_gradients(self, hidden: Tensor, heads: Tensor) -> None:
-        """Add to the blocks' gradients, given ∂/∂KL, shaped like the KL; the closed form."""
+    def add_gradients(self, hidden: Tensor, heads: Tensor, running: int) -> None:
+        """Add to the blocks' gradients, given ∂/∂KL, shaped like the KL; the closed form.
+
+        Layers beyond the first `running` are left alone.
+        """
         if self.precisions is None:
             return
         for grad, role in zip((hidden, heads), self.roles.values(), strict=True):
             rows = role.to_rows(grad * self.precisions[:, None])
             for block, share in zip(role.blocks, rows, strict=True):
-                block.grad.addcmul_(block.value, share[..., None])
+                some = slice(block.rows_up_to(running))
+                block.grad[some].addcmul_(block.value[some], share[some, :, None])
 
     def _kl(self, name: str, role: "_Role", leaves: dict[int, Tensor]) -> Tensor:
         if self.precisions is not None:

@@ -95,6 +95,7 @@ class Stacked(Engine):
         self._failures: dict[int, str] = {}
         self._outgrown: dict[int, str] = {}
         self.epoch = 0
+        self._unsure = True  # whether more or fewer layers should run than do
         self._reach(first=True)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -106,6 +107,8 @@ class Stacked(Engine):
         work.orders.send()
         if work.rule is not None and epoch > 0:
             self._runner("settle", work.settle)
+            self._unsure = True
+        if self._unsure:
             self._reach()
         for tensor in (work.cursor, work.sums, work.taken):
             tensor.zero_()
@@ -130,8 +133,10 @@ class Stacked(Engine):
     def end_epoch(self) -> list[Row | None]:
         """Scores of all members, with one host read for all."""
         trained = list(self._alive)  # some may have no room for a further epoch
-        if not math.isfinite(self.work.optimizer.longest_step):
-            self._reach()  # the last step may have taken λ anywhere
+        work = self.work
+        surely = math.isfinite(work.optimizer.longest_step) and work.depths.looks_ahead
+        if not surely or work.source != "value":
+            self._reach()  # the last step may have taken the scored λ anywhere
         self._runner("score", self.work.score)
         self.work.orders.draw()  # while the device is busy
         self.epoch += 1
@@ -164,9 +169,7 @@ class Stacked(Engine):
 
     def revive(self, model: int) -> None:
         """Perhaps there is more memory now."""
-        place = self.order.index(model)
-        self._alive[place] = True
-        self.work.state["alive"][place] = True
+        self.go_on(model)
         self._outgrown.pop(model, None)
 
     def finish(self, best: bool) -> None:
@@ -223,13 +226,15 @@ class Stacked(Engine):
         load_tensors(work, check_tensors(work, own, tensors, changed), changed)
         if continues:
             work.orders.load(under(tensors, "orders."), own["drawn"] and "data" not in changed)
+        self._run(work.depth)
+        self._unsure = True
         self._alive, self._born = own["alive"], own["born"]
         self._failures = dict(own["failures"])
 
     def go_on(self, model: int) -> None:
         """Its rows are moved again."""
         place = self.order.index(model)
-        self._alive[place] = True
+        self._alive[place] = self._unsure = True
         self.work.state["alive"][place] = True
 
     @property
@@ -338,7 +343,7 @@ class Stacked(Engine):
         return max(1, int(_MOVEMENT / longest))
 
     def _reach(self, first: bool = False) -> None:
-        """Allocate what the members can reach until the next look: a host read."""
+        """Allocate and run what the members can reach until the next look: a host read."""
         work, longest = self.work, self.work.optimizer.longest_step
         if math.isfinite(longest) and work.depths.looks_ahead:
             factor = max(self.task.options.factors(e)[1] for e in (self.epoch, self.epoch + 1))
@@ -346,14 +351,16 @@ class Stacked(Engine):
                 self._depth_rates * (factor * longest * self._steps_between_looks(factor))
             )
         if not first:
+            self._unsure = False
             self._runner("look", work.look)
-            reach, outgrown = work.status.tolist()
+            furthest, outgrown = map(int, work.status.tolist())
             if outgrown:
                 raise OutgrownError(
-                    f"a model needed more than {work.depth} layers in epoch {self.epoch}: its λ "
+                    f"a model needed more than {work.running} layers in epoch {self.epoch}: its λ "
                     "moved further than the optimiser can, as from a checkpoint that was changed"
                 )
-            if reach <= work.depth:
+            if furthest <= work.depth:
+                self._run(furthest)
                 return
         reach = work.depths.reach_exactly(work.movement)
         least = work.depth
@@ -364,11 +371,28 @@ class Stacked(Engine):
         depth = self._depth_with_room(reach, least)
         if depth > work.depth:
             self._allocate(depth)
+        else:  # those who wanted more train no more
+            self._unsure = True
+            self._run(depth)
+
+    def _run(self, reach: int) -> None:
+        """Run more layers if `reach` needs them, fewer if it needs half of them at most."""
+        work, levels = self.work, self.work.running
+        if reach > levels:
+            levels = min(work.depth, self._with_spare(reach))
+        elif 0 < reach <= levels // 2:
+            levels = min(levels, reach + max(2, -(-reach // 4)))
+        if levels != work.running:
+            work.run(levels)
+            self._runner.clear()  # tensors have moved
 
     def _depth_for(self, reach: Sequence[int]) -> int:
         """How many layers to allocate for the members that train, if each gets so far."""
-        bounds = [math.inf if bound is None else bound for bound in self.work.bounds]
         needed = max((r for r, alive in zip(reach, self._alive, strict=True) if alive), default=0)
+        return self._with_spare(needed)
+
+    def _with_spare(self, needed: int) -> int:
+        bounds = [math.inf if bound is None else bound for bound in self.work.bounds]
         # A new graph takes seconds: the deeper, the more layers ahead.
         spare = self._spare * max(1, needed // 8)
         return int(min(needed + spare, max(max(bounds), needed)))

@@ -86,6 +86,7 @@ class VmapStack(NetworkStack):
                 outputs.append(torch.cat([before, output, after]))
             else:
                 outputs.append(x.new_zeros(0))
+        outputs += [x.new_zeros(0)] * (extent.depth - extent.running)
         event = next(o.shape for o in outputs if o.numel())
         return torch.stack([o if o.numel() else x.new_zeros(event) for o in outputs], 1)
 
