@@ -19,7 +19,7 @@ def tiny(place=4.0, spread=2.0, seed=0):
     return ub.UDN(layers, ub.Categorical(2), ub.TruncatedNormal(place, spread), seed=seed)
 
 
-def made_up(needed, *, noise=0.05, training_only=False, epochs=400, start=4.0, seed=0, rule=None):
+def made_up(needed, *, noise=0.05, training_only=False, epochs=300, start=4.0, seed=0, rule=None):
     """q after a run in which depths score better up to `needed`, and no better behind it.
 
     Each depth learns over the first hundred epochs; rows differ by noise that is new every epoch,
