@@ -899,3 +899,15 @@ def test_random_tables_give_a_result_or_a_clean_error(tmp_path, capsys, data):
             else:
                 assert (status, out, err.count("\n")) == (2, "", 1)
                 assert name == "new.csv"  # whatever it learnt from it can predict and score
+
+
+def test_the_presets_of_the_command_line_are_those_of_the_library():
+    import argparse
+
+    from unbounded.cli import common
+    from unbounded.training import PRESETS
+
+    parser = argparse.ArgumentParser()
+    common.add_preset_argument(parser)
+    (option,) = (action for action in parser._actions if action.dest == "preset")
+    assert set(option.choices) == set(PRESETS)

@@ -24,14 +24,6 @@ from unbounded.experiments.depth.recipe import Run, Settings, settings_of
 NO_DATA = "uci"  # the group that is read from files
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     depth.add_arguments(parser)

@@ -46,14 +46,6 @@ TINY = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     study.add_arguments(parser)

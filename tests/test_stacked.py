@@ -35,14 +35,6 @@ from unbounded.training.fit import _task
 ROWS, BATCH = 96, 32
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def classes(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     return spiral(4, rows, seed=seed)
 

@@ -230,3 +230,9 @@ def score_table(
 
     first, *rows = score_rows(own, references, is_classes)
     return columns_of_text([[heading, *first[1:]], *rows], right=range(1, len(first)))
+
+
+def add_preset_argument(parser: Any, default: str | None = None) -> None:
+    """`--preset`, a name of `unbounded.training.PRESETS`, which is slow to import."""
+    text = "depth by held-out rows, or by the paper's family and gradient (default: settled)"
+    parser.add_argument("--preset", choices=("settled", "paper"), default=default, help=text)

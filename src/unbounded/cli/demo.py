@@ -28,12 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--omega", type=float, default=10.0, help="rotation speed of the spiral (default: 10)"
     )
     parser.add_argument("--epochs", type=common.positive, help="how long to train")
-    parser.add_argument(
-        "--preset",
-        choices=("settled", "paper"),
-        default="settled",
-        help="depth by held-out rows, or by the paper's family and gradient (default: settled)",
-    )
+    common.add_preset_argument(parser, "settled")
     parser.add_argument(
         "--seed", type=common.not_negative, default=0, help="of data and weights (default: 0)"
     )

@@ -73,8 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "use N rows, drawn at random"
     group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
-    text = "depth by held-out rows, or by the paper's family and gradient (default: settled)"
-    group.add_argument("--preset", choices=("settled", "paper"), help=text)
+    common.add_preset_argument(group)
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)

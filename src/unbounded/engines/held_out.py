@@ -1,16 +1,18 @@
 """Held-out rows for the depth rules that look at them."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from unbounded.engines.base import VALIDATION
 from unbounded.model import UDN
-from unbounded.steps.batches import Batches, LoaderBatches
+from unbounded.steps.batches import LoaderBatches
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.scoring import SetScores
 
 
-def check_rule(rule: DepthRule | None, sets: dict[str, Batches]) -> None:
-    """A ValueError if the rule needs held-out rows that there are not."""
+def check_rule(rule: DepthRule | None, sets: Mapping[str, object]) -> None:
+    """A ValueError if the rule needs held-out rows that there are not; data of any engine."""
     if rule is None or not rule.needs_held_out:
         return
     name = type(rule).__name__

@@ -2,6 +2,8 @@
 
 import json
 import platform
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,45 @@ def check_folder(folder: Path, *names: str) -> None:
         foreign.append(page)
     if foreign:
         raise StudyError(f"{foreign[0]} is no file of a study's: name another folder with --out")
+
+
+def open_parts(
+    parts: Path,
+    described: dict[str, Any],
+    names: Sequence[str],
+    resume: bool,
+    what: str = "study",
+) -> None:
+    """A clean folder for unfinished work, or the one that an interrupted run of a study left.
+
+    Args:
+        parts: the folder, within that of the study.
+        described: what the numbers depend on; an interrupted run must agree on it.
+        names: of the JSON files that the study writes.
+        resume: whether to go on from an interrupted run.
+        what: that run was, in words.
+
+    Raises:
+        OSError: if nothing can be written there.
+        StudyError: if the interrupted run was another one, or a folder is none of a study's.
+    """
+    described, note = plain(described), parts / "settings.json"
+    if resume and note.exists():
+        before = read_json(note)
+        differing = [k for k in described if before.get(k) != described[k]]
+        if differing:
+            raise StudyError(
+                f"cannot resume: {', '.join(differing)} of the interrupted {what} differ "
+                f"({before.get(differing[0])}, now {described[differing[0]]})"
+            )
+        return
+    check_folder(parts.parent, *names)
+    if parts.exists():
+        if not note.exists():
+            raise StudyError(f"{parts} is no folder of a study's: name another one with --out")
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True)
+    write_json(note, described)
 
 
 def _is_ours(path: Path) -> bool:

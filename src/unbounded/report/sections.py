@@ -93,7 +93,7 @@ def depth_over_time(history: "History") -> Section:
         text += (
             "q(ℓ) had not come to rest when training ended: a longer one may find another depth."
             if since is None
-            else f"q(ℓ) has been at rest since epoch {since:,}: longer training changes little."
+            else f"q(ℓ) has been at rest since epoch {since:,}."
         )
     if len(history) >= 20:
         last, before = (history["depth_mean"][-1 - back] for back in (0, len(history) // 10))

@@ -260,7 +260,7 @@ class HeldOutAscent(DepthRule):
         if guess is None:
             return slow.new_ones(len(slow))
         best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
-        scores = self._gains.cumsum(1)
+        scores = self._gains[:, : q.shape[1]].cumsum(1)
         ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
         mean = over.mean(ahead, weights)
         return (mean > _SURE * over.standard_error(ahead, mean, weights))[:, 0].double()

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from unbounded.depth import TruncatedNormal
 from unbounded.engines.base import VALIDATION
+from unbounded.engines.held_out import check_rule
 from unbounded.engines.stacked.data import MemberData
 from unbounded.engines.stacked.posterior import DepthPosteriors
 from unbounded.likelihoods import Likelihood
@@ -83,9 +84,7 @@ def stacked_rule(
     """The rule for all members, if there is one; others than these are refused before."""
     if not isinstance(rule, HeldOutAscent):
         return None
-    if VALIDATION not in sets:
-        name = type(rule).__name__
-        raise ValueError(f"{name} looks at held-out rows: it needs a validation set")
+    check_rule(rule, sets)
     return StackedRule(rule, sets[VALIDATION], depths, likelihood)
 
 

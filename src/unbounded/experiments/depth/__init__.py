@@ -58,7 +58,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     words = listed(" ".join(options.problems or ()))
     problems = chosen(words or (recipe.QUICK_PROBLEMS if options.quick else ()))
     parts = options.out / "parts"
-    _prepare(parts, settings, problems, options.resume)
+    described = dataclasses.asdict(settings) | {"problems": [p.name for p in problems]}
+    names = [f"{problem.name}.json" for problem in problems]
+    records.open_parts(parts, described, names, options.resume, "suite")
     if options.quick:
         show("quick: few problems, short training: how it goes, not how good it is")
     try:
@@ -143,26 +145,3 @@ def _is_there(problem: Problem, settings: Settings, folder: Path | None) -> bool
         show(f"{problem.name}: skipped, {error}")
         return False
     return True
-
-
-def _prepare(parts: Path, settings: Settings, problems: list[Problem], resume: bool) -> None:
-    """A clean folder for unfinished work, or the one that an interrupted run left."""
-    described = records.plain(dataclasses.asdict(settings))
-    described["problems"] = [problem.name for problem in problems]
-    note = parts / "settings.json"
-    if resume and note.exists():
-        before = records.read_json(note)
-        differing = [k for k in described if before.get(k) != described[k]]
-        if differing:
-            raise StudyError(
-                f"cannot resume: {', '.join(differing)} of the interrupted suite differ "
-                f"({before.get(differing[0])}, now {described[differing[0]]})"
-            )
-        return
-    records.check_folder(parts.parent, *(f"{problem.name}.json" for problem in problems))
-    if parts.exists():
-        if not note.exists():
-            raise StudyError(f"{parts} is no folder of a study's: name another one with --out")
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True)
-    records.write_json(note, described)

@@ -18,8 +18,10 @@ from unbounded.experiments.uci.recipe import Recipe
 from unbounded.layers import PreNormDense
 from unbounded.likelihoods import Categorical, Gaussian, Likelihood
 from unbounded.model import UDN
-from unbounded.training import HeldOutAscent
+from unbounded.training import PRESETS
 
+PRESET = PRESETS["settled"]
+"""The library's own recipe: its layers, averaging and depth rule are those of the suite."""
 KINDS = {"fixed": "fixed depths", "udn": "UDNs", "long": "UDNs, longer", "dun": "DUNs"}
 """The populations of a problem, in the order of training."""
 _POINTS = {"udn": 200}  # rows of each history that are kept while training
@@ -54,7 +56,7 @@ class Settings:
     lr: float = 0.005
     table_lr: float = 0.001
     dun_depth_lr_ratio: float = 1.0
-    average: float | None = 0.998
+    average: float | None = PRESET.average
     made_epochs: int = 2000
     table_steps: int = 4000
     spiral_width: int = 32
@@ -140,7 +142,7 @@ def build(run: Run, parts: Parts, settings: Settings) -> UDN:
     if run.model == "dun":
         deepest = max(problem.depths or settings.depths)
         return dun(*sizes, likelihood, max_depth=deepest, layers=PreNormDense, seed=run.seed)
-    layers = PreNormDense(*sizes)
+    layers = PRESET.layers(*sizes)
     if run.depth is not None:
         return UDN(layers, likelihood, FixedDepth(run.depth), seed=run.seed)
     assert run.start is not None
@@ -169,7 +171,8 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
     }
     if run.model == "udn":
-        found["depth_rule"] = HeldOutAscent()
+        assert PRESET.rule is not None
+        found["depth_rule"] = PRESET.rule()
     if run.model == "dun":
         found["depth_lr_ratio"] = settings.dun_depth_lr_ratio
     return found

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unbounded import interrupts
-from unbounded.experiments import StudyError, records, usable_device
+from unbounded.experiments import records, usable_device
 from unbounded.experiments.spiral import recipe, runs
 from unbounded.experiments.spiral.recipe import Settings, groups, settings_of
 from unbounded.printing import show
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Train, score, write results, table and figures; returns the results."""
     settings = settings_of(options)
     parts = options.out / "parts"
-    _prepare(parts, settings, options.resume)
+    records.open_parts(parts, dataclasses.asdict(settings), ["results.json"], options.resume)
     try:
         return _run(settings, parts, options)
     except KeyboardInterrupt:
@@ -109,25 +109,3 @@ def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[s
         show(table.write(options.out))
         show(f"wrote results.json, table.md and figures into {options.out}")
     return results
-
-
-def _prepare(parts: Path, settings: Settings, resume: bool) -> None:
-    """A clean folder for unfinished work, or the one that an interrupted run left."""
-    described = records.plain(dataclasses.asdict(settings))
-    note = parts / "settings.json"
-    if resume and note.exists():
-        before = records.read_json(note)
-        differing = [k for k in described if before.get(k) != described[k]]
-        if differing:
-            raise StudyError(
-                f"cannot resume: {', '.join(differing)} of the interrupted study differ "
-                f"({before.get(differing[0])}, now {described[differing[0]]})"
-            )
-        return
-    records.check_folder(parts.parent, "results.json")
-    if parts.exists():
-        if not note.exists():
-            raise StudyError(f"{parts} is no folder of a study's: name another one with --out")
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True)
-    records.write_json(note, described)
