@@ -516,7 +516,7 @@ def test_no_more_are_begun_when_the_time_is_over(tmp_path, monkeypatch):
 
 _CHILD = """
 import pathlib, sys, time
-from unbounded.experiments.cifar10.jobs import stop_with_parent
+from unbounded.experiments.jobs import stop_with_parent
 from unbounded.interrupts import taken
 note = pathlib.Path(sys.argv[1])
 with taken():
@@ -529,7 +529,7 @@ with taken():
 """
 _PARENT = """
 import pathlib, sys
-from unbounded.experiments.cifar10.jobs import run_jobs
+from unbounded.experiments.jobs import run_jobs
 from unbounded.interrupts import taken
 child, folder = sys.argv[1], pathlib.Path(sys.argv[2])
 with taken():

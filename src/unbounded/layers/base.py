@@ -95,6 +95,10 @@ class Layers(ABC):
     shares_head: bool = False
     """Whether all depths use one head, the one that `head(1)` builds."""
 
+    reference: tuple[float, float] = (6.0, 4.0)
+    """Place and spread of the depths to look at first: a rule that judges depths by what they can
+    do begins there (`HeldOutAscent`). Wide, so that shallow depths learn too."""
+
     integer_inputs: bool = False
     """Whether the first layer takes integers (an embedding); else inputs are made floating."""
 

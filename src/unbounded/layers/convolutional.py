@@ -80,6 +80,15 @@ class ResidualConv(Layers):
             raise ValueError(f"init must be one of {self.INITS}, got {init!r}")
         self.init = init
 
+    @property
+    def reference(self) -> tuple[float, float]:  # type: ignore[override]
+        """A little beyond the depth at which the last stage begins, and narrow.
+
+        A network without its last stage is another one, and the heads of its earlier stages are
+        weak: with mass on them, layers serve them instead of what comes after.
+        """
+        return 4.0 + sum(self.stages), 1.5
+
     def shape(self, depth: int) -> LayerShape:
         """Channels and stride of the layer at depth ℓ."""
         if depth == 1:

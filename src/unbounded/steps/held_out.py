@@ -19,18 +19,22 @@ _LITTLE = 1e-3  # depths with less mass are hardly trained, so what they score s
 _PLACES = (-4.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 4.0)  # layers from the place
 _SPREADS = (-0.8, -0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4, 0.8)  # in the log of the spread
 _UNIT = 4.0  # the place up to which strides are as `speed` has them
+_SHARE = 0.1  # of what is learnt, that a layer has to explain; `floor` where that is less
+_CALM = 0.5  # nats of drift that mean nothing
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
 _FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
+_MUCH = 1e12  # nats a row: what is learnt where there is no guess to compare with
 _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
 
 # Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
-# all.
-_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL, _COUNT = range(10)
+# all; nats that the best depth is ahead of guessing.
+_SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL = range(9)
+_LEARNT, _COUNT = 9, 10
 
 
 class HeldOutAscent(DepthRule):
@@ -74,7 +78,7 @@ class HeldOutAscent(DepthRule):
         price: standard errors that are taken off each gain.
         floor: nats that a layer must gain on the held-out rows besides.
         caution: how much more ρ counts for each nat of drift.
-        reference: place and spread of ρ.
+        reference: place and spread of ρ; the layers' own where it is None.
         narrowest: the smallest spread.
     """
 
@@ -86,9 +90,9 @@ class HeldOutAscent(DepthRule):
         memory: float = 0.05,
         speed: float = 0.0125,
         price: float = 1.0,
-        floor: float = 3.0,
-        caution: float = 4.0,
-        reference: tuple[float, float] = (3.0, 3.0),
+        floor: float = 10.0,
+        caution: float = 32.0,
+        reference: tuple[float, float] | None = None,
         narrowest: float = 0.5,
     ):
         if not 0 < memory < 1:
@@ -103,9 +107,10 @@ class HeldOutAscent(DepthRule):
         self.memory, self.speed = float(memory), float(speed)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
         self.narrowest = float(narrowest)
-        self.reference = float(reference[0]), float(reference[1])
-        if not (math.isfinite(self.reference[0]) and 0 < self.reference[1] < math.inf):
-            raise ValueError(f"reference must be a place and a spread, got {reference}")
+        if reference is not None:
+            reference = _checked(reference)
+        self.reference = reference
+        self._reference = reference  # or the layers' own, once there is a model
         # Tensors of the models that the rule moves, one or many: the first axis is theirs.
         self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
         # Running means of what each depth adds to the one before. Not of the scores themselves: a
@@ -174,6 +179,8 @@ class HeldOutAscent(DepthRule):
                 "HeldOutAscent moves the place and the spread of a TruncatedNormal; "
                 f"{type(model.depth).__name__} has none"
             )
+        if self.reference is None:
+            self._reference = _checked(model.layers.reference)
 
     @property
     def rests(self) -> Tensor:
@@ -239,31 +246,32 @@ class HeldOutAscent(DepthRule):
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
         count = over.total(self._gains, weights)
         gap = self._fast[:, :depth].cumsum(1) - slow
-        gap = gap - (q * gap).sum(1, keepdim=True)  # what all depths have in common decides nothing
-        gap = (q * gap**2).sum(1).sqrt() * count
+        drift = over.behind(gap, q) * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
-            learnt = over.mean(under_q - guess[:, None], weights)[:, 0] * count
-            gap = torch.where(state[:, _LOOKS] == 0, learnt, gap)
+            learnt = over.mean(under_q - guess[:, None], weights)[:, 0].clamp(min=0) * count
+            drift = torch.where(state[:, _LOOKS] == 0, learnt, drift)
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
-        state[:, _DRIFT] += (gap - state[:, _DRIFT]) * rate
-        state[:, _GENERALISES] = self._generalises(slow, q, guess, weights)
+        state[:, _DRIFT] += (drift - state[:, _DRIFT]) * rate
+        state[:, _GENERALISES], learnt = self._generalises(slow, q, guess, weights)
+        state[:, _LEARNT] = learnt * count
         error = over.standard_error(under_q, over.mean(under_q, weights), weights)[:, 0]
         self._check_rest(q, error * count)
         self._sums.zero_()
 
     def _generalises(
         self, slow: Tensor, q: Tensor, guess: Tensor | None, weights: Tensor | None
-    ) -> Tensor:
-        """1 if the best depth that is trained beats guessing on held-out rows for sure, else 0."""
+    ) -> tuple[Tensor, Tensor]:
+        """1 if the best depth that is trained beats guessing for sure, else 0; and by how much."""
         if guess is None:
-            return slow.new_ones(len(slow))
+            return slow.new_ones(len(slow)), slow.new_full((len(slow),), _MUCH)
         best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
         scores = self._gains[:, : q.shape[1]].cumsum(1)
         ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
         mean = over.mean(ahead, weights)
-        return (mean > _SURE * over.standard_error(ahead, mean, weights))[:, 0].double()
+        sure = mean > _SURE * over.standard_error(ahead, mean, weights)
+        return sure[:, 0].double(), mean[:, 0].clamp(min=0)
 
     def _check_rest(self, q: Tensor, noise: Tensor) -> None:
         """Rest once q has stayed while the steps grew by half, and the score drifts no more."""
@@ -296,19 +304,19 @@ class HeldOutAscent(DepthRule):
         spread = family.spread_at(at)
         steps = state[:, _SINCE].clone()
         state[:, _SINCE] = 0
-        drift = state[:, _DRIFT]
+        temperature = 1 + self.caution * (state[:, _DRIFT] - _CALM).clamp(min=0)
         worth = self._worth(family.log_probs_at(at, depth).exp(), of, weights)
         # Far from depth 1 a layer more or less is little: strides grow with the place.
         pace = steps * self.speed * (place / _UNIT).clamp(min=1)
         stretch = steps * self.speed / 5
         spreads = self._steps[1].exp() * spread[:, None]
-        widest = (place / 2).clamp(min=self.reference[1])[:, None]
+        widest = (place / 2).clamp(min=self._rho[1])[:, None]
         near = torch.broadcast_tensors(
             (place[:, None] + self._steps[0]).clamp(min=0.5)[:, :, None],
             spreads.minimum(widest).clamp(min=self.narrowest)[:, None, :],
         )
         at_place, at_spread = (grid.flatten(1) for grid in near)
-        bound = self._bound(family, at_place, at_spread, worth, 1 + self.caution * drift)
+        bound = self._bound(family, at_place, at_spread, worth, temperature)
         now = bound[:, bound.shape[1] // 2]  # the middle of the grid
         highest, best = bound.max(1)
         to_place, to_spread = (t.gather(1, best[:, None])[:, 0] for t in (at_place, at_spread))
@@ -321,8 +329,8 @@ class HeldOutAscent(DepthRule):
         leaps = (steps > 0) & (state[:, _LOOKS] == 1) & (state[:, _RESTS] < _FOR_GOOD)
         found = torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
         return (
-            torch.where(leaps, self.reference[0], found[0]),
-            torch.where(leaps, self.reference[1], found[1]),
+            torch.where(leaps, self._rho[0], found[0]),
+            torch.where(leaps, self._rho[1], found[1]),
         )
 
     def _bound(
@@ -351,9 +359,15 @@ class HeldOutAscent(DepthRule):
         divergence = (q * (log_q - self._log_reference(q))).sum(-1)
         return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
 
+    @property
+    def _rho(self) -> tuple[float, float]:
+        """Place and spread of ρ."""
+        assert self._reference is not None  # see `check`
+        return self._reference
+
     def _log_reference(self, like: Tensor) -> Tensor:
         """log ρ(ℓ) for ℓ = 1 … as many as the last axis has."""
-        place, spread = self.reference
+        place, spread = self._rho
         depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
         return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
 
@@ -367,7 +381,10 @@ class HeldOutAscent(DepthRule):
         generalises = (state[:, _GENERALISES] > 0)[:, None]
         gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
-        net = over.total(rows, weights)[:, None] * (gain - doubt * error) - self.floor
+        net = over.total(rows, weights)[:, None] * (gain - doubt * error)
+        # While little is learnt, little is asked for; on training rows each layer gains anyway.
+        floor = (_SHARE * state[:, _LEARNT]).clamp(max=self.floor)[:, None]
+        net = net - torch.where(generalises, floor, 0.0)
         trained = (q > _LITTLE) & (self._seen[of, :depth] > 0)
         net = torch.where(trained[:, 1:], net, 0.0)
         return torch.cat([net.new_zeros(len(net), 1), net.cumsum(1)], 1)
@@ -410,6 +427,13 @@ class HeldOutAscent(DepthRule):
         """Put them back."""
         for name, value in state.items():
             setattr(self, f"_{name}", value.clone().to(model.anchor.device))
+
+
+def _checked(reference: tuple[float, float]) -> tuple[float, float]:
+    place, spread = float(reference[0]), float(reference[1])
+    if not (math.isfinite(place) and 0 < spread < math.inf):
+        raise ValueError(f"reference must be a place and a spread, got {reference}")
+    return place, spread
 
 
 def _numbers(*shape: int) -> Tensor:

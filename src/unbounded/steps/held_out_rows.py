@@ -33,3 +33,23 @@ def standard_error(values: Tensor, means: Tensor, weights: Tensor | None) -> Ten
     count = weights.sum(1, keepdim=True) ** 2 / (weights**2).sum(1, keepdim=True)  # as if equal
     variance = (squares @ weights[..., None] ** 2)[..., 0] / weights.sum(1, keepdim=True) ** 2
     return (variance * count / (count - 1).clamp(min=1)).sqrt()
+
+
+def behind(gaps: Tensor, q: Tensor) -> Tensor:
+    """How far scores drift apart under q, in ways other than deeper depths pulling ahead.
+
+    What all depths have in common decides nothing. Where the deeper ones gain on the others there
+    is no reason to wait either; so of the deviation of the gaps that part is left out which is
+    a line that rises with depth.
+
+    Args:
+        gaps: by how much each depth's score has changed of late, `(members, depth)`.
+        q: q(ℓ), likewise.
+
+    Returns:
+        (Var_q(gap) − [Cov_q(gap, ℓ)/sd_q(ℓ)]₊²)^½, `(members,)`.
+    """
+    depths = torch.arange(1, q.shape[1] + 1, dtype=q.dtype, device=q.device)
+    gaps, offsets = (t - (q * t).sum(1, keepdim=True) for t in (gaps, depths.expand_as(q)))
+    along = (q * gaps * offsets).sum(1) / (q * offsets**2).sum(1).clamp(min=1e-12).sqrt()
+    return ((q * gaps**2).sum(1) - along.clamp(min=0) ** 2).clamp(min=0).sqrt()

@@ -20,6 +20,7 @@ class Preset:
         family: q(ℓ; λ) before training.
         rule: what moves λ where there are held-out rows; None for the optimiser.
         average: decay a step of the moving average of the weights; None for none.
+        clip: the largest norm of a gradient; None for none.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Preset:
     family: Callable[[], DepthFamily]
     rule: Callable[[], DepthRule] | None
     average: float | None
+    clip: float | None
 
     def fitting(self, family: DepthFamily, validates: bool) -> dict[str, Any]:
         """Options of `fit` for a family, which may be the user's own.
@@ -35,7 +37,7 @@ class Preset:
             family: of the model.
             validates: whether there are held-out rows.
         """
-        found: dict[str, Any] = {"average": self.average}
+        found: dict[str, Any] = {"average": self.average, "clip": self.clip}
         if self.rule is not None and isinstance(family, TruncatedNormal):
             if validates:
                 found["depth_rule"] = self.rule()
@@ -51,8 +53,10 @@ def _plain(in_features: int, width: int, out_features: int) -> Layers:
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("settled", PreNormDense, lambda: TruncatedNormal(4.0, 2.0), HeldOutAscent, 0.998),
-        Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None),
+        Preset(
+            "settled", PreNormDense, lambda: TruncatedNormal(4.0, 2.0), HeldOutAscent, 0.998, 1.0
+        ),
+        Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )
 }
 """By name. "settled": depth follows held-out rows. "paper": a truncated Poisson moved by the

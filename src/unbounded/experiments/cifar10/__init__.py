@@ -15,9 +15,9 @@ from typing import Any
 from unbounded import interrupts
 from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.cifar10 import plan
-from unbounded.experiments.cifar10.jobs import run_jobs, stop_with_parent
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
+from unbounded.experiments.jobs import run_jobs, stop_with_parent
 from unbounded.printing import show
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")

@@ -76,8 +76,8 @@ class Recipe:
         held_out: how many training images no model learns from, whatever its rule, so that all
             learn from the same. The rule "settled" looks at them; nothing else depends on them.
             Of some of the classes, a like share.
-        caution: of the rule "settled": how much wider q(ℓ) is for each nat of drift. Scores of
-            images go up and down from epoch to epoch, so it is less than the rule's own default.
+        caution: of the rule "settled": how much nearer q(ℓ) stays to its reference for each nat of
+            drift.
         validation: how many training images are held out and scored in place of the test
             images, to choose a recipe by.
         images: train on so many images only; for trials. All where it is 0.
@@ -107,7 +107,7 @@ class Recipe:
     equal_heads: bool = True
     equal_layers: bool = False
     held_out: int = 2000
-    caution: float = 0.5
+    caution: float = 32.0
     validation: int = 0
     images: int = 0
 

@@ -149,7 +149,11 @@ def first_of_each_class(images: "Images", count: int) -> "Images":
 
 def result_line(run: CifarRun, result: dict[str, Any]) -> str:
     """The result of a finished run, in one line."""
+    if "test_accuracy" in result:
+        accuracy = f"{result['test_accuracy']:.2%}"
+    else:  # a trial
+        accuracy = f"{result['validation_accuracy']:.2%} of validation images"
     return (
-        f"{run.name}: {result['test_accuracy']:.2%}, E[ℓ] {result['depth_mean']:.2f}, "
+        f"{run.name}: {accuracy}, E[ℓ] {result['depth_mean']:.2f}, "
         f"{result['seconds'] / 60:.1f} minutes"
     )

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import math
 import shutil
+import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from unbounded.experiments import StudyError, listed, one_thread, records, usabl
 from unbounded.experiments.depth import recipe, runs
 from unbounded.experiments.depth.problems import Problem, chosen
 from unbounded.experiments.depth.recipe import Settings, settings_of
+from unbounded.experiments.jobs import run_jobs, stop_with_parent
 from unbounded.printing import show
 
 
@@ -45,9 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, help=f"folder with NAME.npz of the UCI sets; else ${FOLDER}")
     add("--chunk", type=int, help="networks at a time; all of a population by default")
     add("--minutes", type=float, help="begin no population after so many; --resume goes on")
+    add("--jobs", type=int, default=1, help="populations at once, a process each (default: 1)")
     add("--quick", action="store_true", help="five problems, short training: three minutes")
     add("--resume", action="store_true", help="go on where this was interrupted")
     add("--out", type=Path, default=Path("results/depth"), help="folder to write")
+    add("--one", metavar="NAME", help=argparse.SUPPRESS)  # for a process of --jobs: a population
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -55,9 +59,14 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     settings = settings_of(options)
     if options.minutes is not None and not options.minutes > 0:
         raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
+    if options.jobs < 1:
+        raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     words = listed(" ".join(options.problems or ()))
     problems = chosen(words or (recipe.QUICK_PROBLEMS if options.quick else ()))
     parts = options.out / "parts"
+    options.device = usable_device(options.device)
+    if options.one is not None:
+        return _train_one(problems, settings, parts, options)
     described = dataclasses.asdict(settings) | {"problems": [p.name for p in problems]}
     names = [f"{problem.name}.json" for problem in problems]
     records.open_parts(parts, described, names, options.resume, "suite")
@@ -76,13 +85,15 @@ def _run(
 ) -> list[dict[str, Any]]:
     from unbounded.experiments.depth import table  # a command of its own, with `python -m`
 
-    place = runs.Place(
-        usable_device(options.device), parts, options.data, options.chunk, options.resume
-    )
     start = time.perf_counter()
     problems = [problem for problem in problems if _is_there(problem, settings, options.data)]
     if not problems:
         raise StudyError("none of these problems has its data here")
+    if options.jobs > 1:
+        _at_once(problems, settings, parts, options)
+    place = runs.Place(
+        options.device, parts, options.data, options.chunk, options.resume or options.jobs > 1
+    )
     documents: list[dict[str, Any]] = []
     until = math.inf if options.minutes is None else start + 60 * options.minutes
     for name in dict.fromkeys(problem.population for problem in problems):
@@ -102,6 +113,66 @@ def _run(
     seconds = time.perf_counter() - start
     show(f"{seconds:.0f} s in all; wrote table.md, page.html and figures into {options.out}")
     return documents
+
+
+def _at_once(
+    problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
+) -> None:
+    """Train several populations at a time; their rows are then among the parts."""
+    waiting = [
+        population.name
+        for population in runs.populations(problems, settings)
+        if not (options.resume and (parts / f"{population.name}.json").exists())
+    ]
+    # What takes longest begins first.
+    waiting.sort(key=lambda name: not name.endswith("-long"))
+
+    def ended(name: str, status: int) -> None:
+        words = f"failed with status {status}" if status else "done"
+        show(f"{name}: {words}", file=sys.stderr if status else None)
+
+    logs = parts / "logs"
+    statuses = run_jobs(
+        waiting,
+        lambda name: child(options, name),
+        options.jobs,
+        logs,
+        minutes=options.minutes,
+        ended=ended,
+    )
+    failed = [name for name, status in statuses.items() if status]
+    if failed:
+        raise StudyError(
+            f"{len(failed)} of {len(waiting)} populations failed, see {logs}; go on with --resume: "
+            + ", ".join(failed)
+        )
+
+
+def child(options: argparse.Namespace, name: str) -> list[str]:
+    """The command that trains one population."""
+    words = [sys.executable, "-m", "unbounded.experiments", "depth", "--one", name]
+    words += ["--device", options.device, "--out", str(options.out)]
+    for option in ("problems", "seeds", "depths", "starts"):
+        values = getattr(options, option)
+        words += [f"--{option}", *values] if values else []
+    for option in ("made_epochs", "table_steps", "data", "chunk"):
+        value = getattr(options, option)
+        words += [] if value is None else [f"--{option.replace('_', '-')}", str(value)]
+    flags = ("no_long", "quick", "resume")
+    return words + [f"--{flag.replace('_', '-')}" for flag in flags if getattr(options, flag)]
+
+
+def _train_one(
+    problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Train a single population, which some of the options name, for a process of `--jobs`."""
+    stop_with_parent()
+    place = runs.Place(options.device, parts, options.data, options.chunk, options.resume)
+    with interrupts.taken(), one_thread():
+        for population in runs.populations(problems, settings):
+            if population.name == options.one:
+                _rows(population, settings, place)
+    return []
 
 
 def _rows(

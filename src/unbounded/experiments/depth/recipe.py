@@ -42,6 +42,7 @@ class Settings:
         table_lr: the same on tables, which have fewer rows and more noise.
         dun_depth_lr_ratio: rate of DUN's q(ℓ), as a multiple of it.
         average: decay a step of a moving average of all parameters; None for none.
+        clip: the largest norm of a gradient; None for none.
         made_epochs: passes over problems that are made (1024 rows, 4 steps each).
         table_steps: Adam steps on tables, about; the number of epochs follows from it.
         spiral_width: of hidden layers.
@@ -57,6 +58,7 @@ class Settings:
     table_lr: float = 0.001
     dun_depth_lr_ratio: float = 1.0
     average: float | None = PRESET.average
+    clip: float | None = PRESET.clip
     made_epochs: int = 2000
     table_steps: int = 4000
     spiral_width: int = 32
@@ -168,6 +170,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "lr": settings.lr if is_made else settings.table_lr,
         "schedule": SCHEDULES["cosine"](epochs),
         "average": settings.average,
+        "clip": settings.clip,
         "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
     }
     if run.model == "udn":

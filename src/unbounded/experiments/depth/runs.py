@@ -142,9 +142,8 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
         row["depth_mode"] = 1 + max(range(len(probs)), key=probs.__getitem__)
         row["depth_probs"] = probs
     if run.model == "udn":
-        settled = [r["epoch"] for r in history if r.get("depth_settled")]
         row["last_depth_mean"] = round(history[-1]["depth_mean"], 4) if history else None
-        row["settled_epoch"] = settled[0] if settled else None
+        row["settled_epoch"] = result.history.settled_epoch
         row["depth_trace"] = trace(history)
     return row
 
