@@ -24,11 +24,11 @@ from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
-from unbounded.experiments import pages, records
-from unbounded.experiments.cifar10 import figures, jobs, plan, published, results, table
+from unbounded.experiments import jobs, pages, records
+from unbounded.experiments.cifar10 import figures, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
-from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class
+from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class, result_line
 from unbounded.training import HeldOutAscent
 
 EASY, HARD = published.EASY, published.HARD
@@ -309,6 +309,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path, trainer, capsys):
 def test_a_trial_is_no_run_of_the_study(tmp_path, capsys):
     trial = result(CifarRun("5", 0))
     trial["validation_accuracy"] = trial.pop("test_accuracy")
+    assert "of validation images, E[ℓ]" in result_line(CifarRun("5", 0), trial)
     records.write_json(tmp_path / "runs" / "5-all-seed0.json", trial)
     assert reproduce(tmp_path, "--no-train") == 2
     assert "5-all-seed0.json has no test accuracy: it is a trial" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shutil
+import sys
 from functools import partial
 from xml.etree import ElementTree
 
@@ -580,6 +581,36 @@ def test_minutes_end_between_populations(tmp_path, capsys):
     assert "| – | no |" not in (tmp_path / "table.md").read_text()  # one seed: few verdicts
     with pytest.raises(StudyError, match="--minutes must be positive"):
         run(tmp_path, "--minutes", "-1")
+
+
+def test_populations_at_once_give_the_same_numbers(tmp_path, capsys):
+    words = ("--problems", "sklearn-iris", "--no-long", "--seeds", "0")
+    alone = run(tmp_path / "alone", *words)
+    at_once = run(tmp_path / "at once", *words, "--jobs", "2")
+    assert timeless(alone) == timeless(at_once)
+    assert "sklearn-iris-dun: done" in capsys.readouterr().out
+    assert not (tmp_path / "at once" / "parts").exists()
+    with pytest.raises(StudyError, match="--jobs must be at least 1"):
+        run(tmp_path, "--jobs", "0")
+
+
+def test_a_population_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
+    words = ("--problems", "sklearn-iris", "--no-long", "--seeds", "0", "--jobs", "2")
+    real = depth.child
+    monkeypatch.setattr(
+        depth,
+        "child",
+        lambda options, name: (
+            [sys.executable, "-c", "import sys; sys.exit(3)"]
+            if name.endswith("udn")
+            else real(options, name)
+        ),
+    )
+    with pytest.raises(StudyError, match=r"1 of 3 populations failed, see .*: sklearn-iris-udn"):
+        run(tmp_path, *words)
+    monkeypatch.setattr(depth, "child", real)
+    (document,) = run(tmp_path, *words, "--resume")
+    assert {row["model"] for row in document["runs"]} == {"fixed", "udn", "dun"}
 
 
 def test_problems_without_their_data_are_skipped_with_a_reason(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The rule that goes by held-out rows: it finds the depth that pays, from any start."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import unbounded as ub
 from helpers import classes, numbers, same, state
 from unbounded.engines import Eager, Graphs, graphs
+from unbounded.steps.held_out_rows import behind
 from unbounded.training import Augment, HeldOutAscent, ImageData, trainer
 
 ROWS = 400
@@ -88,7 +90,7 @@ def test_an_epoch_that_is_long_shows_drift_too():
         rule.reserve(model, model.depth.max_depth())
         rule._state[0, 0] += 1000
         depths = torch.arange(1.0, model.depth.max_depth() + 1)[:, None]
-        rule.look(model, (-0.6 + 0.01 * epoch * depths).expand(-1, ROWS), guess, None)
+        rule.look(model, (-0.6 - 0.01 * epoch * depths).expand(-1, ROWS), guess, None)
     assert rule._state[0, 1] > 1
     assert rule.columns()["depth_settled"] == 0
 
@@ -104,7 +106,74 @@ def test_a_new_depth_gains_nothing_by_the_progress_of_all():
         rule.see(torch.full((1, depth, ROWS), -0.6 + 0.04 * epoch), log_q, guess, None)
     rule._state[0, 2] = 1
     worth = rule._worth(torch.full((1, 5), 0.2), slice(0, 1), None)
-    assert worth.diff().flatten().tolist() == pytest.approx([-rule.floor] * 4)
+    asked_for = min(rule.floor, 0.1 * float(rule._state[0, 9]))  # a tenth of what is learnt
+    assert 0 < asked_for < rule.floor
+    assert worth.diff().flatten().tolist() == pytest.approx([-asked_for] * 4)
+
+
+def test_a_layer_is_asked_for_little_while_little_is_learnt():
+    """Else q falls back to depth 1 as soon as something generalises at all."""
+    model = tiny(3.0, 1.0)
+    guess = torch.full((ROWS,), 0.5).double().log()
+    for lead, asked_for in ((0.02, "a share"), (0.6, "all")):
+        rule = HeldOutAscent()
+        rule.reserve(model, model.depth.max_depth())
+        rule._state[0, 0] += 10
+        rule.look(model, guess.expand(model.depth.max_depth(), -1) + lead, guess, None)
+        learnt = ROWS * (math.log(0.5 + 0.5 * math.exp(lead)))
+        assert float(rule._state[0, 9]) == pytest.approx(learnt)
+        worth = rule._worth(model.depth.log_probs().detach().exp()[None], slice(0, 1), None)
+        floor = rule.floor if asked_for == "all" else 0.1 * learnt
+        assert worth.diff().flatten().tolist()[0] == pytest.approx(-floor)
+
+
+def test_drift_is_what_shallow_depths_catch_up():
+    """The deviation of the gaps under q, less what rises with depth along a line."""
+    q = torch.tensor([[0.2, 0.5, 0.3]]).double()
+    depths = torch.tensor([[1.0, 2.0, 3.0]]).double()
+
+    def variance(values):
+        mean = (q * values).sum()
+        return (q * (values - mean) ** 2).sum()
+
+    assert float(behind(torch.full((1, 3), 4.0).double(), q)) == pytest.approx(0, abs=1e-7)
+    assert float(behind(2 * depths, q)) == pytest.approx(0, abs=1e-7)
+    assert float(behind(-2 * depths, q)) == pytest.approx(2 * float(variance(depths)) ** 0.5)
+    bent = torch.tensor([[0.0, 1.0, -1.0]]).double()
+    assert float(behind(bent, q)) == pytest.approx(float(variance(bent)) ** 0.5)
+    line = float((q * bent * (depths - (q * depths).sum())).sum() / variance(depths) ** 0.5)
+    assert line < 0
+    rest = (float(variance(bent)) - line**2) ** 0.5
+    assert float(behind(-bent, q)) == pytest.approx(rest)
+
+
+def test_a_network_that_is_worse_than_guessing_makes_q_no_narrower():
+    """T is at least 1, whatever the first look says."""
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    rule.reserve(model, model.depth.max_depth())
+    rule._state[0, 0] += 10
+    rule.look(model, guess.expand(model.depth.max_depth(), -1) - 3, guess, None)
+    assert float(rule._state[0, 1]) == 0
+
+
+def test_layers_say_where_depths_are_looked_for_first():
+    class Deep(ub.PreNormDense):
+        reference = (9.0, 1.0)
+
+    for reference, place in ((None, (9.0, 1.0)), ((4.0, 2.0), (4.0, 2.0))):
+        model = ub.UDN(Deep(3, 4, 2), ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0), seed=0)
+        rule = HeldOutAscent(reference=reference)
+        rule.reserve(model, model.depth.max_depth())
+        rule._state[0, 0] += 10
+        guess = torch.full((ROWS,), 0.5).double().log()
+        rule.look(model, guess.expand(model.depth.max_depth(), -1), guess, None)
+        rule.settle(model, None)
+        assert (float(model.depth.place), float(model.depth.spread)) == pytest.approx(place)
+    for wrong in ((1.0, 0.0), (math.nan, 1.0)):
+        with pytest.raises(ValueError, match="a place and a spread"):
+            HeldOutAscent(reference=wrong)
+    assert ub.ResidualConv(3, 10).reference == (12.0, 1.5)
 
 
 def test_a_rest_ends_where_much_is_to_be_gained():

@@ -51,16 +51,18 @@ class HeldOutAscent(DepthRule):
     is g_ℓ = mean_i(r_iℓ − r_iℓ₋₁), known up to its standard error e_ℓ. Between epochs μ and s take
     a step towards the maximum over members near by of
 
-        Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − floor],
-        T = 1 + caution·d.
+        Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ),   U_ℓ = Σ_{k≤ℓ} [n(g_k − price·e_k) − c],
+        T = 1 + caution·(d − ½)₊.
 
-    So a layer has to be worth more than its noise and `floor` nats on the n held-out rows, or q
-    goes without it; where nothing is to be gained, depth falls. d is how many nats the depths have
-    drifted apart by within the memory: as long as they still change places, the gains of a moment
-    ago say little. T is high then and q near the reference ρ, a wide normal, to which it leaps
-    after the first epoch: wherever q began, all of the first depths learn, and the shallow ones
-    can show what they are able to. Later q leaves ρ and narrows by itself, as in simulated
-    annealing.
+    So a layer has to be worth more than its noise and c nats on the n held-out rows, or q goes
+    without it; where nothing is to be gained, depth falls. c is `floor`, or a tenth of what the
+    best depth is ahead of guessing where that is less.
+
+    d is how many nats the depths have drifted apart by within the memory, other than by deeper
+    ones pulling ahead (`held_out_rows.behind`). As long as shallow depths catch up, T is high and
+    q near the reference ρ, a wide normal, to which it leaps after the first epoch: wherever q
+    began, all of the first depths learn, and the shallow ones can show what they are able to.
+    Later q leaves ρ and narrows by itself, as in simulated annealing.
 
     While no depth is better than guessing on held-out rows, they cannot tell what layers are worth.
     Gains on training rows stand in until something generalises: a network that stayed shallow
