@@ -278,6 +278,33 @@ def test_each_name_is_the_model_it_says():
     assert model("udn").seed == 7
 
 
+def test_our_recipe_is_the_preset_for_all_models(tmp_path):
+    settings = recipe.settings_of(options(*TINY, "--init", "settled", "--models", "udn"))
+    made = {
+        name: recipe.build(recipe.SpiralRun(name, "settled", 0.005, 9.0, 1), settings)
+        for name in ("udn", "omega3", "dun10")
+    }
+    assert {type(model.layers) for model in made.values()} == {ub.PreNormDense}
+    assert isinstance(made["udn"].depth, ub.TruncatedNormal)
+    assert made["omega3"].support() == (3, 3)
+    assert made["dun10"].support() == (1, 10)
+    fits = {
+        name: recipe.fitting(recipe.SpiralRun(name, "settled", 0.005, 9.0, 1), settings)
+        for name in made
+    }
+    for found in fits.values():
+        assert found["average"] == recipe.SETTLED.average
+        assert found["clip"] == recipe.SETTLED.clip
+        assert found["schedule"](settings.epochs) == pytest.approx(0.01)
+    assert isinstance(fits["udn"]["depth_rule"], ub.HeldOutAscent)
+    assert "depth_rule" not in fits["omega3"]
+    found = run(tmp_path, "--init", "settled", "--models", "udn", "omega3")
+    assert {row["init"] for row in found["runs"]} == {"settled"}
+    assert "our recipe, rate" in (tmp_path / "table.md").read_text()
+    with pytest.raises(StudyError, match="udn-concentrated has layers and a q"):
+        run(tmp_path, "--init", "settled", "--models", "udn-concentrated")
+
+
 def test_populations_hold_one_architecture_each():
     settings = recipe.settings_of(options("--seeds", "2"))
     groups = recipe.groups(settings)

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "X"}
     models = "udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
     models += "(default: udn omega1-10 dun10)"
-    inits = "initialisation of every model: torch's default (the paper's), he, or identity"
+    inits = (
+        "initialisation of every model: torch's default (the paper's), he, identity; or settled, "
+    )
+    inits += "the library's own recipe: other layers, averaged weights, depth by held-out rows"
     add("--device", default=None, help="cpu or cuda; cuda if there is one")
     add("--models", nargs="+", default=recipe.MODELS, metavar="NAME", help=models)
     add("--omegas", default=list(Settings.omegas), help="rotation speeds", **many)

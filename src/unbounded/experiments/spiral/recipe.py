@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +14,19 @@ from unbounded.baselines import dun, dun_original
 from unbounded.data import spiral
 from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.experiments import StudyError
-from unbounded.layers import Dense
+from unbounded.layers import Dense, PreNormDense
 from unbounded.layers.init import Init, he
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
+from unbounded.training import PRESETS
 
 OMEGAS = (0.0, 1.0, *(float(omega) for omega in range(2, 31, 2)))
 """The authors' grid of rotation speeds."""
 MODELS = ["udn", "omega1-10", "dun10"]
 ROWS = 1024
 CLASSES = 2
+SETTLED = PRESETS["settled"]
+"""The library's own recipe: among the initialisations, but it is all of what all models get."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
     for name in ("seeds", "epochs", "width", "members"):
         if values[name] < 1:
             raise StudyError(f"--{name} must be at least 1, got {values[name]}")
+    for model in ("udn-concentrated", "dun10-original"):
+        if SETTLED.name in values["init"] and model in values["models"]:
+            raise StudyError(f"--models {model} has layers and a q(ℓ) of its own: not with settled")
     return Settings(**values)
 
 
@@ -114,6 +121,11 @@ def build(run: SpiralRun, settings: Settings, member: int = 0) -> UDN:
     seed = run.seed + 1000 * member
     init, likelihood = INITS[run.init], Categorical(CLASSES)
     sizes = (2, settings.width, CLASSES)
+    if run.init == SETTLED.name:
+        if run.model == "dun10":
+            return dun(*sizes, likelihood, layers=PreNormDense, seed=seed)
+        own = SETTLED.family() if run.model == "udn" else FixedDepth(_depth(run.model))
+        return UDN(SETTLED.layers(*sizes), likelihood, own, seed=seed)
     if run.model.startswith("dun"):
         make: Callable[..., UDN] = dun if run.model == "dun10" else dun_original
         return make(*sizes, likelihood, init=init, seed=seed)
@@ -123,8 +135,33 @@ def build(run: SpiralRun, settings: Settings, member: int = 0) -> UDN:
     elif run.model == "udn-concentrated":
         depth = TruncatedConwayMaxwell(settings.concentrated_rate, settings.concentration)
     else:
-        depth = FixedDepth(int(run.model.removeprefix("omega")))
+        depth = FixedDepth(_depth(run.model))
     return UDN(Dense(*sizes, init=init), likelihood, depth, seed=seed)
+
+
+def fitting(run: SpiralRun, settings: Settings) -> dict[str, Any]:
+    """How to `fit` a population of runs such as this one."""
+    epochs = settings.epochs
+    is_dun = run.model.startswith("dun")
+    found: dict[str, Any] = {
+        "depth_lr_ratio": settings.dun_depth_lr_ratio if is_dun else settings.depth_lr_ratio,
+        "schedule": SCHEDULES[settings.schedule](epochs),
+        "depth_schedule": lambda epoch: float(epoch >= settings.depth_warmup),
+        "average": settings.average,
+    }
+    if run.init == SETTLED.name:
+        found |= {"schedule": SCHEDULES["cosine"](epochs), "clip": SETTLED.clip}
+        if settings.average is None:
+            found["average"] = SETTLED.average
+        if run.model == "udn":
+            assert SETTLED.rule is not None
+            found["depth_rule"] = SETTLED.rule()
+            del found["depth_schedule"], found["depth_lr_ratio"]
+    return found
+
+
+def _depth(model: str) -> int:
+    return int(model.removeprefix("omega"))
 
 
 def identity(linear: torch.nn.Linear) -> None:
@@ -151,6 +188,7 @@ def _names(word: str) -> list[str]:
 
 
 INITS: dict[str, str | Init] = {"default": "default", "he": "he", "identity": identity}
+INITS[SETTLED.name] = "he"
 SCHEDULES: dict[str, Callable[[int], Callable[[int], float] | None]] = {
     "constant": lambda epochs: None,
     # From the full rate to a hundredth of it along half a cosine.

@@ -12,7 +12,7 @@ from torch import Tensor
 from unbounded.baselines import bayes_accuracy, nearest_neighbours, rbf_svm
 from unbounded.engines import Stacked
 from unbounded.experiments import records
-from unbounded.experiments.spiral.recipe import SCHEDULES, Group, Settings, SpiralRun, build
+from unbounded.experiments.spiral.recipe import Group, Settings, SpiralRun, build, fitting
 from unbounded.likelihoods import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
@@ -37,7 +37,6 @@ def train(
     made = {(run.omega, run.seed): [run.data(part) for part in PARTS] for run in group.runs}
     each = [made[run.omega, run.seed] for run in group.runs for _ in range(count)]
     train, validation, test = ([parts[k] for parts in each] for k in range(len(PARTS)))
-    is_dun = group.name.startswith("dun")
     checkpoint = parts / f"{group.name}.safetensors"
     before = seconds_so_far(checkpoint) if options.resume else 0.0
     results = fit(
@@ -47,15 +46,12 @@ def train(
         epochs=settings.epochs,
         batch_size=BATCH,
         lr=[run.lr for run in group.runs for _ in range(count)],
-        depth_lr_ratio=settings.dun_depth_lr_ratio if is_dun else settings.depth_lr_ratio,
-        schedule=SCHEDULES[settings.schedule](settings.epochs),
-        depth_schedule=lambda epoch: float(epoch >= settings.depth_warmup),
-        average=settings.average,
         engine=Stacked(device=device),
         chunk=options.chunk,
         history_every=max(1, settings.epochs // TRACE),
         checkpoint=checkpoint,
         resume=options.resume,
+        **fitting(group.runs[0], settings),
     )
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt

@@ -21,6 +21,7 @@ from unbounded.experiments.pages import (
     rewrite,
 )
 from unbounded.experiments.spiral import figures
+from unbounded.experiments.spiral.recipe import SETTLED
 
 Row = dict[str, Any]
 
@@ -164,6 +165,8 @@ def _cell(row: Row, best: float | None = None) -> str:
 
 
 def _init(init: str) -> str:
+    if init == SETTLED.name:
+        return "our recipe"
     return f"{'He' if init == 'he' else init} initialisation"
 
 
