@@ -89,7 +89,7 @@ def run(models, engine=None, epochs=8, places=None, **options):
     """By the rule, or with λ put by hand after some epochs."""
     watch = Watch(places)
     if places is None:
-        options["depth_rule"] = HeldOutAscent(speed=0.2)
+        options["depth_rule"] = HeldOutAscent(speed=0.2, reference=(2.0, 1.5))
     else:
         options["depth_lr_ratio"] = 0.0
     results = ub.fit(
@@ -149,7 +149,7 @@ def test_members_equal_lone_models(name, average):
             model,
             *DATA[number],
             validation=HELD_OUT[number],
-            depth_rule=HeldOutAscent(speed=0.2),
+            depth_rule=HeldOutAscent(speed=0.2, reference=(2.0, 1.5)),
             average=average,
             epochs=8,
             **OPTIONS,
