@@ -1,6 +1,7 @@
 """The rule that goes by held-out rows: it finds the depth that pays, from any start."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_new_depth_gains_nothing_by_the_progress_of_all():
         rule.see(torch.full((1, depth, ROWS), -0.6 + 0.04 * epoch), log_q, guess, None)
     rule._state[0, 2] = 1
     worth = rule._worth(torch.full((1, 5), 0.2), slice(0, 1), None)
-    asked_for = min(rule.floor, 0.1 * float(rule._state[0, 9]))  # a tenth of what is learnt
+    asked_for = min(rule.floor, 0.05 * float(rule._state[0, 9]))  # a twentieth of what is learnt
     assert 0 < asked_for < rule.floor
     assert worth.diff().flatten().tolist() == pytest.approx([-asked_for] * 4)
 
@@ -115,7 +116,7 @@ def test_a_layer_is_asked_for_little_while_little_is_learnt():
     """Else q falls back to depth 1 as soon as something generalises at all."""
     model = tiny(3.0, 1.0)
     guess = torch.full((ROWS,), 0.5).double().log()
-    for lead, asked_for in ((0.02, "a share"), (0.6, "all")):
+    for lead, asked_for in ((0.02, "a share"), (1.2, "all")):
         rule = HeldOutAscent()
         rule.reserve(model, model.depth.max_depth())
         rule._state[0, 0] += 10
@@ -123,7 +124,7 @@ def test_a_layer_is_asked_for_little_while_little_is_learnt():
         learnt = ROWS * (math.log(0.5 + 0.5 * math.exp(lead)))
         assert float(rule._state[0, 9]) == pytest.approx(learnt)
         worth = rule._worth(model.depth.log_probs().detach().exp()[None], slice(0, 1), None)
-        floor = rule.floor if asked_for == "all" else 0.1 * learnt
+        floor = rule.floor if asked_for == "all" else 0.05 * learnt
         assert worth.diff().flatten().tolist()[0] == pytest.approx(-floor)
 
 
@@ -186,13 +187,28 @@ def test_a_rest_ends_where_much_is_to_be_gained():
 
 def test_the_best_epoch_goes_with_q():
     """Another depth replaces the best epoch unless it is worse for sure."""
-    best = trainer.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0})
+    best = trainer.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0}, (0.9, -0.3))
     later = {"depth_mean": 4.0, "val_error": 0.01, "val_log_error": 0.02}
     assert trainer._has_moved_on(later, (0.895, -0.31), best)
     assert not trainer._has_moved_on({**later, "depth_mean": 8.2}, (0.895, -0.31), best)
     assert not trainer._has_moved_on(later, (0.88, -0.31), best)
     assert not trainer._has_moved_on(later, (0.895, -0.33), best)
+    kept = dataclasses.replace(best, key=(0.892, -0.305))  # small losses do not add up
+    assert not trainer._has_moved_on(later, (0.885, -0.305), kept)
+    assert trainer._has_moved_on(later, (0.891, -0.305), kept)
     assert not trainer._has_moved_on({"depth_mean": 4.0}, (0.895, -0.31), best)
+
+
+def test_who_overfits_goes_by_training_rows_no_more():
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    depth = model.depth.max_depth()
+    rule.reserve(model, depth)
+    for level in (0.4, 0.4, *[-2.0] * 12):  # good at first, then worse than guessing
+        rule._state[0, 0] += 10
+        rule.look(model, guess.expand(depth, -1) + level, guess, None)
+    assert float(rule._state[0, 9]) == 0  # nothing is learnt any more
+    assert float(rule._state[0, 2]) == 1
 
 
 def test_the_error_of_the_score_is_that_of_a_mean_over_rows():

@@ -19,7 +19,7 @@ _LITTLE = 1e-3  # depths with less mass are hardly trained, so what they score s
 _PLACES = (-4.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 4.0)  # layers from the place
 _SPREADS = (-0.8, -0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4, 0.8)  # in the log of the spread
 _UNIT = 4.0  # the place up to which strides are as `speed` has them
-_SHARE = 0.1  # of what is learnt, that a layer has to explain; `floor` where that is less
+_SHARE = 0.05  # of what is learnt, that a layer has to explain; `floor` where that is less
 _CALM = 0.5  # nats of drift that mean nothing
 _SURE = 3.0  # standard errors above guessing from which on something generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
@@ -55,7 +55,7 @@ class HeldOutAscent(DepthRule):
         T = 1 + caution·(d − ½)₊.
 
     So a layer has to be worth more than its noise and c nats on the n held-out rows, or q goes
-    without it; where nothing is to be gained, depth falls. c is `floor`, or a tenth of what the
+    without it; where nothing is to be gained, depth falls. c is `floor`, or a twentieth of what the
     best depth is ahead of guessing where that is less.
 
     d is how many nats the depths have drifted apart by within the memory, other than by deeper
@@ -256,7 +256,9 @@ class HeldOutAscent(DepthRule):
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (drift - state[:, _DRIFT]) * rate
-        state[:, _GENERALISES], learnt = self._generalises(slow, q, guess, weights)
+        generalises, learnt = self._generalises(slow, q, guess, weights)
+        # Once and for all: who overfits later must not go by training rows again.
+        state[:, _GENERALISES] = torch.maximum(state[:, _GENERALISES], generalises)
         state[:, _LEARNT] = learnt * count
         error = over.standard_error(under_q, over.mean(under_q, weights), weights)[:, 0]
         self._check_rest(q, error * count)

@@ -168,9 +168,8 @@ def _of_today(path: str | Path, read: Callable[[], dict[str, Any]]) -> dict[str,
 
 _COUNT = whole(0, 2**53)
 _KEYS = whole(0, 2**32 - 1)
-_BEST = record(
-    {"epoch": _COUNT, "key": list_of(check_number, least=2, most=2), "row": mapping(anything)}
-)
+_KEY = list_of(check_number, least=2, most=2)
+_BEST = record({"epoch": _COUNT, "key": _KEY, "row": mapping(anything), "highest": _KEY})
 _MEMBER = record(
     {
         "rows": list_of(mapping(anything)),
@@ -279,7 +278,12 @@ def _describe(member: Any) -> dict[str, Any]:
         "births": member.history.births,
         "best": None
         if best is None
-        else {"epoch": best.epoch, "key": list(best.key), "row": best.row},
+        else {
+            "epoch": best.epoch,
+            "key": list(best.key),
+            "row": best.row,
+            "highest": list(best.highest),
+        },
         "bad_epochs": member.bad_epochs,
         "epochs": member.epochs,
         "row": member.row,
@@ -296,7 +300,9 @@ def _restore(member: Any, described: dict[str, Any]) -> None:
     member.row, member.stopped = described["row"], described["stopped"]
     best = described["best"]
     if best is not None:
-        member.best = BestEpoch(best["epoch"], tuple(best["key"]), best["row"])
+        member.best = BestEpoch(
+            best["epoch"], tuple(best["key"]), best["row"], tuple(best["highest"])
+        )
 
 
 def _numpy_state() -> list[Any]:

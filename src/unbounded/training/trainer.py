@@ -35,11 +35,12 @@ class TrainingWarning(UserWarning):
 
 @dataclass
 class BestEpoch:
-    """The best epoch so far."""
+    """The epoch that is kept so far."""
 
     epoch: int
     key: tuple[float, float]  # (chosen score, log score), both so that larger is better
     row: Row
+    highest: tuple[float, float]  # of all keys so far; see `_has_moved_on`
 
 
 @dataclass
@@ -293,7 +294,8 @@ class Trainer:
         if best is not None and key <= best.key and not _has_moved_on(row, key, best):
             member.bad_epochs += 1
             return False
-        member.best, member.bad_epochs = BestEpoch(self.epoch, key, row), 0
+        highest = key if best is None else max(key, best.highest)
+        member.best, member.bad_epochs = BestEpoch(self.epoch, key, row, highest), 0
         return True
 
     def _note_failures(self) -> None:
@@ -384,7 +386,8 @@ class Trainer:
 def _has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
     """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
 
-    Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them.
+    Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them. A loss
+    is one from the highest score so far: from one kept epoch to the next it would add up.
 
     Args:
         row: of this epoch; it has errors of its scores if a rule goes by held-out rows.
@@ -394,7 +397,7 @@ def _has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
     if "val_error" not in row:
         return False
     errors = row["val_error"], row["val_log_error"]
-    if any(now < then - error for now, then, error in zip(key, best.key, errors, strict=True)):
+    if any(now < then - error for now, then, error in zip(key, best.highest, errors, strict=True)):
         return False
     found = row["depth_mean"]
     return bool(abs(found - best.row["depth_mean"]) > _ANOTHER_DEPTH * (1 + found))
