@@ -102,6 +102,9 @@ _FIELDS = record(
 class Profile:
     """Facts about a column, gathered chunk by chunk in bounded memory."""
 
+    remedy = "use --missing {text!r} or --category {name!r}"
+    """What to do about text among numbers, besides correcting it, in the words of the caller."""
+
     def __init__(self, name: str):
         self.name = name
         self.rows = 0
@@ -242,11 +245,10 @@ class Profile:
         names = 0 if self.levels is None else sum(is_number(level) for level in self.levels)
         enough = self.levels is None or names >= _NUMBERS_FROM
         if enough and self.numbers >= _NUMBER_SHARE * self.present:
-            row, text = self.text
+            row, text = self.text[0], shorten(self.text[1])
             raise TableError(
-                f"column {self.name!r} holds text among numbers, the first ({shorten(text)!r}) in "
-                f"row {row}: correct it, or use --missing {shorten(text)!r} or "
-                f"--category {self.name!r}"
+                f"column {self.name!r} holds text among numbers, the first ({text!r}) in "
+                f"row {row}: correct it, or {self.remedy.format(text=text, name=self.name)}"
             )
 
     def _is_identifier(self) -> bool:
