@@ -186,6 +186,8 @@ def test_arguments_of_parts_are_read_and_set():
         model.set_params(depth__rate=1.0)
     with pytest.raises(ValueError, match="depth_prior is None: give a part first"):
         model.set_params(depth_prior__rate=1.0)
+    for layers in (unbounded.Dense, lambda i, o: unbounded.Dense(i, 4, o)):
+        assert "layers__width" not in UDNClassifier(layers=layers).get_params()
     with pytest.raises(ValueError, match="Invalid parameter 'colour'"):
         model.set_params(colour__rate=1.0)
 

@@ -249,6 +249,11 @@ def test_other_columns_and_types_are_told(change, match, fitted, frame):
         fitted.predict(change(frame))
 
 
+def test_no_rows_are_told(fitted, frame):
+    with pytest.raises(ValueError, match="X has no rows"):
+        fitted.predict(frame[:0])
+
+
 def test_missing_values_anywhere_are_predicted(fitted, frame):
     nothing = frame.head(3).copy()
     for name in nothing.columns:
@@ -323,6 +328,13 @@ DAYS = pd.Series(pd.date_range("2021-01-01", periods=40), name="due")
 )
 def test_a_target_of_dates_is_told(kind, y):
     with pytest.raises(ValueError, match=r"the target ('due'|y) holds dates or times"):
+        kind(**SHORT).fit(np.ones((40, 2)), y)
+
+
+@pytest.mark.parametrize("kind", [UDNClassifier, UDNRegressor])
+def test_a_target_with_gaps_is_told(kind):
+    y = pd.Series(["1", None, "0", "1"] * 10, name="kind", dtype=object)
+    with pytest.raises(ValueError, match=r"the target 'kind' has no value in row 2 \(NaN\)"):
         kind(**SHORT).fit(np.ones((40, 2)), y)
 
 

@@ -149,6 +149,18 @@ def test_an_index_without_a_name(table, tmp_path, capsys):
     assert "an index" not in str(told.value)
 
 
+# A target of dates
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_target_of_dates_is_told(native):
+    days = pd.Series(pd.date_range("2021-01-01", periods=6).repeat(10))
+    frame = pd.DataFrame({"a": np.arange(60) % 7, "day": days if native else days.astype(str)})
+    with pytest.raises(TableError, match=r"the target 'day' holds dates.*--task classification"):
+        prepare(Table(frame), "day")
+    assert len(prepare(Table(frame), "day", task="classification").target.classes) == 6
+
+
 # A column that gives the target away
 
 

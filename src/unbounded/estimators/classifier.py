@@ -13,7 +13,7 @@ from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.frames import validate
 from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
-from unbounded.estimators.targets import check_no_dates, check_repeated, target_name
+from unbounded.estimators.targets import check_repeated, check_targets, target_name
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from unbounded.schema import FileError
 
@@ -114,7 +114,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         return np.concatenate(pieces, 1)
 
     def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
-        check_no_dates(y)
+        check_targets(y)
         x, labels = validate(self, X, y, reset, min_rows)
         is_first = reset and min_rows > 1  # the first rows of several calls may have any classes
         if is_first and labels.dtype.kind != "f":  # fractions are scikit-learn's to tell

@@ -323,6 +323,8 @@ def encode(estimator: "Predictor", X: Any) -> Matrix:
     categories = [column.name for column in encoding.columns if column.kind == "category"]
     frame = to_frame(X, categories, None if named else names)
     table = Table(frame)
+    if not table.num_rows:
+        raise ValueError("X has no rows, at least one is needed")
     encoding.check_names(table)
     parts = []
     for start, chunk in table.chunks([column.name for column in encoding.used]):

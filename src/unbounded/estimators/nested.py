@@ -48,7 +48,9 @@ class NestedParameters(BaseEstimator):
 
 
 def arguments(part: Any) -> dict[str, Any]:
-    """What the constructor of a part would take to make it as it is now."""
+    """What the constructor of a part would take to make it as it is now; of a callable nothing."""
+    if isinstance(part, type) or inspect.isroutine(part):
+        return {}
     names = [
         name
         for name, one in inspect.signature(type(part).__init__).parameters.items()

@@ -11,7 +11,7 @@ from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
-from unbounded.estimators.targets import check_no_dates, check_numbers
+from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.schema import FileError, flag
@@ -127,7 +127,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         return values[..., 0] if self._single_target else values
 
     def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
-        check_no_dates(y)
+        check_targets(y)
         check_numbers(y)
         x, targets = validate(self, X, y, reset, min_rows, multi_output=True, y_numeric=True)
         return x, np.asarray(targets, dtype=np.float64)

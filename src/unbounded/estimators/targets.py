@@ -20,9 +20,9 @@ def target_name(y: Any) -> str:
     return f"the target {names[0]!r}" if names and names[0] else "the target y"
 
 
-def check_no_dates(y: Any) -> None:
-    """A ValueError if the targets are dates or lengths of time."""
-    values = _few(y)
+def check_targets(y: Any) -> None:
+    """A ValueError if targets are dates or lengths of time, or if one among labels is missing."""
+    values = _flat(y)
     dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
     first: Any = next((v for v in values.tolist() if isinstance(v, dates)), None)
     if first is None and values.dtype.kind in "mM":
@@ -32,11 +32,16 @@ def check_no_dates(y: Any) -> None:
             f"{target_name(y)} holds dates or times, the first {shorten(first)!r}: give numbers, "
             "such as days since a day of your choice, or classes"
         )
+    if values.dtype.kind == "O":
+        gaps = [place for place, v in enumerate(values.tolist()) if v is None or v != v]
+        if gaps:
+            row = f"{target_name(y)} has no value in row {gaps[0] + 1}"
+            raise ValueError(f"{row} (NaN): leave out the rows without one")
 
 
 def check_numbers(y: Any) -> None:
     """A ValueError if a target to be predicted as a number is text."""
-    values = _few(y)
+    values = _flat(y)
     if values.dtype.kind not in "OUS":
         return
     for place, value in enumerate(values.tolist()):
@@ -65,8 +70,8 @@ def check_repeated(labels: NDArray[Any], name: str) -> None:
         )
 
 
-def _few(y: Any) -> NDArray[Any]:
-    """All values where they are numbers, or may hold anything; flat."""
+def _flat(y: Any) -> NDArray[Any]:
+    """The values, one after the other."""
     try:
         return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
     except (TypeError, ValueError, RuntimeError):  # of other places or shapes: told elsewhere

@@ -130,6 +130,11 @@ class Profile:
         """Whether all values are numbers."""
         return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
 
+    @property
+    def is_date(self) -> bool:
+        """Whether all values are dates."""
+        return self.kinds == {"date"} or bool(self.formats and not self.numbers)
+
     def update(self, series: Any, start: int) -> None:
         """Take in the values of a chunk that starts at row `start` (from 0)."""
         kind = read.native_kind(series)
@@ -222,7 +227,7 @@ class Profile:
             if not keep and self._is_identifier():
                 return found("dropped", "an identifier: every value differs")
             return found("number", low=self.low, high=self.high)
-        if self.kinds == {"date"} or (self.formats and not self.numbers and not category):
+        if self.kinds == {"date"} or (self.is_date and not category):
             format = self.formats[0] if self.formats else read.ISO
             why = read.both_orders(self.formats or [])
             return found("date", why, low=self.days[0], high=self.days[1], format=format)
