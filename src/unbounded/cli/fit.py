@@ -36,6 +36,7 @@ examples:
   unbounded fit train.csv --target price --out house.udn
   unbounded fit visits.parquet --target returned --task classification --category postcode \\
       --drop name --out visits.udn --report visits.html
+  xz -dc train.csv.xz | unbounded fit - --target price --out house.udn
 """
 _SHOWN_COLUMNS = 40
 _LISTS = {

@@ -274,7 +274,8 @@ class Table:
                 raise TableError(f"{self.path} has changed while it was read: try again")
             self._identity = identity
             if not raw.seekable():
-                raise TableError(f"{self.path} is a pipe, which is read once: give a file instead")
+                told = f"{self.path} is a pipe, which is read once"
+                raise TableError(f"{told}: give a file, or - and the table as standard input")
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not packed:
