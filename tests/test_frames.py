@@ -332,8 +332,9 @@ def test_a_target_of_dates_is_told(kind, y):
 
 
 @pytest.mark.parametrize("kind", [UDNClassifier, UDNRegressor])
-def test_a_target_with_gaps_is_told(kind):
-    y = pd.Series(["1", None, "0", "1"] * 10, name="kind", dtype=object)
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NA])
+def test_a_target_with_gaps_is_told(kind, gap):
+    y = pd.Series(["1", gap, "0", "1"] * 10, name="kind", dtype=object)
     with pytest.raises(ValueError, match=r"the target 'kind' has no value in row 2 \(NaN\)"):
         kind(**SHORT).fit(np.ones((40, 2)), y)
 

@@ -33,7 +33,7 @@ def check_targets(y: Any) -> None:
             "such as days since a day of your choice, or classes"
         )
     if values.dtype.kind == "O":
-        gaps = [place for place, v in enumerate(values.tolist()) if v is None or v != v]
+        gaps = [place for place, value in enumerate(values.tolist()) if _is_gap(value)]
         if gaps:
             row = f"{target_name(y)} has no value in row {gaps[0] + 1}"
             raise ValueError(f"{row} (NaN): leave out the rows without one")
@@ -70,8 +70,16 @@ def check_repeated(labels: NDArray[Any], name: str) -> None:
         )
 
 
+def _is_gap(value: Any) -> bool:
+    """Whether a value is none: Python's, NumPy's or that of pandas."""
+    odd = isinstance(value, float) and value != value
+    return value is None or odd or type(value).__name__ == "NAType"
+
+
 def _flat(y: Any) -> NDArray[Any]:
     """The values, one after the other."""
+    if y is None:
+        return np.zeros(0)
     try:
         return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
     except (TypeError, ValueError, RuntimeError):  # of other places or shapes: told elsewhere
