@@ -94,7 +94,7 @@ def test_importing_the_library_does_not_import_scikit_learn():
 def test_help_and_signature_name_every_argument(kind, own):
     names = set(inspect.signature(kind).parameters)
     assert names == set(kind().get_params()) >= {own, "width", "random_state"}
-    assert len(names) == 20
+    assert len(names) == 22
     for name in names:
         assert f"    {name}: " in kind.__doc__
     assert kind.__doc__.count("depth_probs_: ") == 1
@@ -200,7 +200,7 @@ def test_several_targets(friedman):
 def test_many_rows_are_predicted_in_pieces(classifier, iris, monkeypatch):
     X, _ = iris
     whole = classifier.predict_proba(X), classifier.predict_by_depth(X)
-    monkeypatch.setattr("unbounded.estimators.base._PREDICTION_ROWS", 64)
+    monkeypatch.setattr("unbounded.estimators.predicting._PREDICTION_ROWS", 64)
     assert np.allclose(classifier.predict_proba(X), whole[0], rtol=1e-12)
     assert np.allclose(classifier.predict_by_depth(X), whole[1], rtol=1e-12)
 

@@ -4,13 +4,14 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def check_device(name: str, error: type[Exception] = ValueError) -> str:
+def check_device(name: Any, error: type[Exception] = ValueError) -> Any:
     """The name of a device, tried out; "auto" stays "auto".
 
     Raises:

@@ -119,6 +119,42 @@ def aurc(labels: Any, probs: Any) -> float:
     return float((errors / np.arange(1, y.size + 1)).mean())
 
 
+def roc_auc(labels: Any, probs: Any) -> float:
+    """P(a row of class c gets a larger p(c) than one of another class), averaged over classes.
+
+    Ties count a half. One class against the rest, each class with the same weight; for two classes
+    this is the usual area under the ROC curve. Classes without rows do not count; NaN where there
+    is one class only.
+    """
+    y, p = _classes(labels, probs)
+    areas = []
+    # Of two classes the second says it all.
+    for c in np.unique(y) if p.shape[1] > 2 else [1]:
+        own = y == c
+        if own.all() or not own.any():
+            continue
+        _, place, count = np.unique(p[:, c], return_inverse=True, return_counts=True)
+        rank = (np.cumsum(count) - (count - 1) / 2)[place]  # from 1; the mean of those that tie
+        pairs = float(own.sum()) * float((~own).sum())
+        areas.append((rank[own].sum() - own.sum() * (own.sum() + 1) / 2) / pairs)
+    return float(np.mean(areas)) if areas else float("nan")
+
+
+def precision(labels: Any, probs: Any) -> float:
+    """The share of rows taken for a class that are of it, averaged over classes."""
+    return float(_by_class(labels, probs)[0].mean())
+
+
+def recall(labels: Any, probs: Any) -> float:
+    """The share of a class's rows that are taken for it, averaged over classes."""
+    return float(_by_class(labels, probs)[1].mean())
+
+
+def f1(labels: Any, probs: Any) -> float:
+    """The harmonic mean of each class's precision and recall, averaged over classes."""
+    return float(_by_class(labels, probs)[2].mean())
+
+
 def confusion_matrix(
     labels: Any, predicted: Any, num_classes: int | None = None
 ) -> NDArray[np.int64]:
@@ -266,6 +302,20 @@ def mixture_intervals(
 
 
 # What the functions share
+
+
+def _by_class(labels: Any, probs: Any) -> tuple[Floats, Floats, Floats]:
+    """Precision, recall and F1 of each class that has rows or is predicted, `(class,)` each.
+
+    What has nothing to be divided by is 0.
+    """
+    y, p = _classes(labels, probs)
+    table = confusion_matrix(y, p).astype(np.float64)
+    right, true, taken = table.diagonal(), table.sum(1), table.sum(0)
+    there = (true + taken) > 0
+    right, true, taken = right[there], true[there], taken[there]
+    shares = right / np.maximum(taken, 1), right / np.maximum(true, 1)
+    return *shares, 2 * right / (true + taken)
 
 
 def _calibration_error(curve: Reliability) -> float:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from unbounded.tables import Encoding, TableModel
 
 
+TABLE_HELP = "CSV, TSV or Parquet, plain or gzipped; - is standard input"
+
+
 class CommandError(Exception):
     """An error that the user can fix, told in one line."""
 
@@ -102,7 +105,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser, about_table: str = "") -> None:
     """A model file and a table, which may be left out if there is a text about it."""
     parser.add_argument("model", type=Path, help="what `unbounded fit` wrote")
-    help = about_table or "CSV, TSV or Parquet, plain or gzipped"
+    help = about_table or TABLE_HELP
     parser.add_argument("table", type=Path, nargs="?" if about_table else None, help=help)
     add_device_argument(parser)
     add_table_arguments(parser)
@@ -128,10 +131,10 @@ def add_device_argument(parser: Any) -> None:
 
 
 def open_table(options: argparse.Namespace, missing: Sequence[str]) -> Table:
-    """The table that the arguments name, read as they say."""
-    return Table(
-        options.table, delimiter=options.delimiter, encoding=options.encoding, missing=missing
-    )
+    """The table that the arguments name, read as they say; "-" is standard input."""
+    source = sys.stdin.buffer if str(options.table) == "-" else options.table
+    given = {"delimiter": options.delimiter, "encoding": options.encoding, "missing": missing}
+    return Table(source, **given)
 
 
 def open_model(options: argparse.Namespace, kind: str) -> tuple["TableModel", Any]:

@@ -36,6 +36,7 @@ examples:
   unbounded fit train.csv --target price --out house.udn
   unbounded fit visits.parquet --target returned --task classification --category postcode \\
       --drop name --out visits.udn --report visits.html
+  xz -dc train.csv.xz | unbounded fit - --target price --out house.udn
 """
 _SHOWN_COLUMNS = 40
 _LISTS = {
@@ -54,7 +55,7 @@ _ESTIMATOR_OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded fit`."""
-    parser.add_argument("table", type=Path, help="CSV, TSV or Parquet, plain or gzipped")
+    parser.add_argument("table", type=Path, help=common.TABLE_HELP)
     parser.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
     common.add_out_argument(parser, "the model file", required=True)
     parser.add_argument("--task", choices=TASKS, help="told from the target by default")

@@ -2,54 +2,42 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
+from unbounded.devices import check_device
 from unbounded.estimators.auto import (
     annealing_factor,
     choose_batch_size,
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.ensemble import (
-    TrainedModels,
-    Training,
-    average_by_depth,
-    average_probs,
-    depth_probs,
-    member_seeds,
-    warn,
-)
+from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
+from unbounded.estimators.frames import RawTable, fit_encoding
+from unbounded.estimators.nested import NestedParameters
+from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
-from unbounded.frozen import Frozen
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
-from unbounded.likelihoods import Likelihood, Prediction
+from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
-from unbounded.predictive import combine
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.steps.batches import batches
 from unbounded.training import History, NonFiniteError, make_optimizer, preset, step
 
-# Rows that go through the network at a time when predicting.
-_PREDICTION_ROWS = 8192
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class UDNEstimator(BaseEstimator):
+class UDNEstimator(Predictor, NestedParameters):
     """The common part of `UDNClassifier` and `UDNRegressor`.
 
     A subclass turns targets into what the likelihood takes and predictions into what
@@ -90,7 +78,21 @@ class UDNEstimator(BaseEstimator):
         patience: stop after this many epochs without a better held-out score. "auto": a fifth of
             the epochs. None: never.
         select: the best epoch by "log_score" or by "score" (accuracy or RMSE).
-        standardize: bring every input column to mean 0 and standard deviation 1.
+        standardize: bring every input column to mean 0 and standard deviation 1. Where a table is
+            encoded, the encoding does that.
+        categorical_features: columns that are categories whatever they hold, as in scikit-learn's
+            HistGradientBoosting: names, indices or a mask; "from_dtype": those of a frame's
+            categorical types; None: none. Texts are told from their values in any case.
+        warm_start: a further `fit` trains on from the models there are, with their depth, scaling
+            and encoding, rather than from new ones.
+
+    Tables: X is an array or a pandas or polars frame. Finite numbers are taken as they are. Where
+    there are texts, categories, dates or missing values, all columns are encoded as `unbounded
+    fit` does: numbers scaled robustly, gaps filled and marked, categories as indicators (with
+    means of the target for many levels), dates with their cycles; what says nothing, such as
+    identifiers and free text, is left out. `encoding_.listing()` tells what was made of each
+    column. A category that training did not meet counts as an unknown one. That needs the extra
+    `unbounded[tables]`.
 
     Attributes:
         model_: the `UDN`, in evaluation mode; the first one of an ensemble.
@@ -105,6 +107,7 @@ class UDNEstimator(BaseEstimator):
         n_iter_: epochs of that first training.
         stopped_: why it ended: "epochs", "patience", "interrupted" (Ctrl-C or SIGTERM), "diverged"
             (the best epoch before is kept) or "memory" (the next layers would not fit).
+        encoding_: the `unbounded.tables.Encoding` of the columns; None for plain numbers.
         n_features_in_, feature_names_in_: of the table.
     """
 
@@ -124,40 +127,17 @@ class UDNEstimator(BaseEstimator):
     refit: bool = True
     standardize: bool = True
     n_members: int = 1
+    categorical_features: Any = "from_dtype"
+    warm_start: bool = False
     random_state: Any = None
     device: str | torch.device = "auto"
     verbose: int = 0
-    _needed: ClassVar[tuple[str, str, str]]  # of a prediction: attribute, what it is, from what
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if UDNEstimator in cls.__bases__ and cls.__doc__ and UDNEstimator.__doc__:
             _, mark, shared = inspect.cleandoc(UDNEstimator.__doc__).partition("Thin over")
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\n{mark}{shared}\n"
-
-    @property
-    def depth_probs_(self) -> NDArray[np.float64]:
-        """q(1) … q(m), shape `(max_depth_,)`; of an ensemble the members' average."""
-        check_is_fitted(self)
-        return average_probs([depth_probs(model) for model in self.members_])
-
-    @property
-    def max_depth_(self) -> int:
-        """m, the largest depth with mass."""
-        return len(self.depth_probs_)
-
-    @property
-    def depth_mean_(self) -> float:
-        """E[ℓ] under q."""
-        probs = self.depth_probs_
-        return float(probs @ np.arange(1, len(probs) + 1))
-
-    @property
-    def depths_(self) -> NDArray[np.int64]:
-        """The depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`."""
-        check_is_fitted(self)
-        supports = [model.support() for model in self.members_]
-        return np.arange(min(s[0] for s in supports), max(s[1] for s in supports) + 1)
 
     def save(self, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
         """Write the fitted estimator to one safetensors file: data only, no pickle.
@@ -210,6 +190,7 @@ class UDNEstimator(BaseEstimator):
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
         preset(self.preset)
+        resolve_device(self.device)
         auto = ("auto",)
         others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": ()}
         for name, allowed in others.items():
@@ -220,23 +201,34 @@ class UDNEstimator(BaseEstimator):
                 either = "'auto' or " if allowed else ""
                 raise ValueError(f"{name} must be {either}an integer from 1, got {value!r}")
 
-    def _train(self, x: Array, y: Array, weights: Array, size: int) -> None:
+    def _goes_on(self) -> bool:
+        """Whether `fit` trains on from the models there are."""
+        return self.warm_start and self.__sklearn_is_fitted__()
+
+    def _train(self, x: Any, y: Array, weights: Array, size: int, eval_set: Any = None) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        y are classes `(rows,)` or numbers `(rows, target)`, `size` how many of them there are.
+        y are classes `(rows,)` or numbers `(rows, target)`, `size` how many of them there are. An
+        `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
+        if self._goes_on() and len(self.members_) != self.n_members:
+            raise ValueError(
+                f"warm_start trains {len(self.members_)} members on, n_members is {self.n_members}"
+            )
         rng = check_random_state(self.random_state)
-        rows = merge(x, y, weights)
+        rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
         classes = rows.y if rows.y.ndim == 1 else None
-        training, held = split(len(rows.x), self.validation_fraction, classes, rng)
+        evaluation = None if eval_set is None else self._evaluation(eval_set)
+        fraction = self.validation_fraction if evaluation is None else 0.0
+        training, held = split(len(rows.x), fraction, classes, rng)
         seed = int(rng.randint(2**31 - 1))
         epochs = choose_epochs(self.epochs, self.batch_size, len(training))
         refit = self.refit and len(held) > 0
         self.refit_history_ = None
         # From here on a request to end loses nothing: both trainings heed it.
         with interrupts.deferred():
-            parts = rows.take(training), rows.take(held)
+            parts = rows.take(training), evaluation or rows.take(held)
             run = self._run(*parts, size, seed, epochs, anneal=not refit)
             first = run.training
             if not first.history.rows and first.stopped == "memory":
@@ -264,7 +256,7 @@ class UDNEstimator(BaseEstimator):
                     # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
             with interrupts.shielded():
-                self._keep(run._replace(training=first), len(x))
+                self._keep(run._replace(training=first), len(y))
 
     def _run(
         self,
@@ -280,10 +272,13 @@ class UDNEstimator(BaseEstimator):
 
         Where held-out rows have found the depth, the models that have it are `found`.
         """
-        scalings = self._scalings(train)
-        models = [
-            self._build(train.x.shape[1], size, one) for one in member_seeds(seed, self.n_members)
-        ]
+        if self._goes_on():
+            scalings = self._scalings_before()
+            models = copy.deepcopy(self.members_)
+        else:
+            scalings = self._scalings(train)
+            seeds = member_seeds(seed, self.n_members)
+            models = [self._build(train.x.shape[1], size, one) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -316,8 +311,41 @@ class UDNEstimator(BaseEstimator):
         self.n_iter_ = len(self.history_)
         self._optimizer: torch.optim.Optimizer | None = None
 
+    def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
+        """Rows as numbers; a table that has to be encoded is, by what is learnt from it."""
+        if isinstance(rows.x, RawTable):
+            self.encoding_, rows = fit_encoding(rows, size, int(rng.randint(2**31 - 1)))
+        elif not self._goes_on():
+            self.encoding_ = None
+        return rows
+
+    def _evaluation(self, eval_set: Any) -> WeightedRows:
+        """The rows of an `eval_set`, as training takes them."""
+        pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError("eval_set must be a pair (X, y)")
+        X, y = pair
+        try:
+            x, y = self._check(X, y, reset=False, min_rows=1)
+            y = self._coded(y)
+        except ValueError as error:
+            raise ValueError(f"eval_set: {error}") from None
+        return merge(x, y, np.ones(len(x)))
+
+    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
+        raise NotImplementedError
+
+    def _coded(self, y: Array) -> Array:
+        """Further targets as `_train` takes them, an error if they do not fit those before."""
+        raise NotImplementedError
+
     def _scalings(self, train: WeightedRows) -> Scalings:
-        return Scalings(Scaling.of(train.x, train.weights, self.standardize), None)
+        standardize = self.standardize and self.encoding_ is None
+        return Scalings(Scaling.of(train.x, train.weights, standardize), None)
+
+    def _scalings_before(self) -> Scalings:
+        """Those of the models there are."""
+        return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
     def _build(self, in_features: int, size: int, seed: int) -> UDN:
         likelihood = copy.deepcopy(self.likelihood)
@@ -346,14 +374,18 @@ class UDNEstimator(BaseEstimator):
             )
         return self.layers(in_features, out_features)
 
-    def _train_further(self, x: Array, y: Array, weights: Array, size: int) -> None:
+    def _train_further(self, x: Any, y: Array, weights: Array, size: int) -> None:
         """One pass over new rows from where the model stands, for `partial_fit`."""
         if self.n_members != 1:
             raise ValueError(f"partial_fit trains one model: n_members is {self.n_members}, not 1")
-        rows = merge(x, y, weights)
-        if not self.__sklearn_is_fitted__():
+        rows = WeightedRows(x, y, weights)
+        first = not self.__sklearn_is_fitted__()
+        if first:
             self._check_arguments()
             rng = check_random_state(self.random_state)
+            rows = self._encoded(rows, size, rng)
+        rows = merge(*rows)
+        if first:
             model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
             none = Training(History(), 0, "partial_fit")
             self._keep(TrainedModels([model], self._scalings(rows), none), 0)
@@ -361,8 +393,8 @@ class UDNEstimator(BaseEstimator):
         model = self.model_
         if self._optimizer is None:
             self._optimizer = make_optimizer(model, lr=self.lr)
-        self.n_rows_seen_ += len(x)
-        scalings = Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
+        self.n_rows_seen_ += len(y)
+        scalings = self._scalings_before()
         batch_size = choose_batch_size(self.batch_size, len(rows.x))
         order = torch.Generator().manual_seed(self.n_rows_seen_)
         model.train()
@@ -379,55 +411,12 @@ class UDNEstimator(BaseEstimator):
         finally:
             model.eval()
 
-    def _validate(self, X: Any, y: Any, reset: bool, min_rows: int, **options: Any) -> Any:
-        """X and y as scikit-learn's `validate_data` gives them, in single or double precision."""
-        precisions = [np.float64, np.float32]
-        options = {"dtype": precisions, "ensure_min_samples": min_rows, **options}
-        return validate_data(self, X, y, reset=reset, **options)
+    # scikit-learn
 
-    # Predicting
-
-    def _predictions(self, X: Any) -> Iterator[Any]:
-        """The mixture over depths (and members) for a few thousand rows at a time."""
-        for predictions in self._member_predictions(X):
-            yield predictions[0] if len(predictions) == 1 else combine(predictions)
-
-    def _member_predictions(self, X: Any) -> Iterator[list[Any]]:
-        """The mixtures of the members for a few thousand rows at a time.
-
-        In double precision: a row's prediction then does not depend, to more digits than anybody
-        looks at, on the rows it is predicted together with.
-        """
-        check_is_fitted(self)
-        x = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
-        frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
-        scalings = Scalings(self.input_scaling_, None)
-        device = self.model_.anchor.device
-        for start in range(0, len(x), _PREDICTION_ROWS):
-            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_).to(device)
-            with torch.inference_mode():  # closed before the yield: it must not leak to the caller
-                outputs = [one(piece)[0] for one in frozen]
-            yield [
-                self._checked(one.likelihood.predict(output, one.depth_probs.log()))
-                for one, output in zip(frozen, outputs, strict=True)
-            ]
-
-    def _checked(self, prediction: Prediction) -> Prediction:
-        attribute, what, such = self._needed
-        if hasattr(prediction, attribute):
-            return prediction
-        raise TypeError(
-            f"{type(prediction.likelihood).__name__} predicts no {what}: {type(self).__name__} "
-            f"needs a likelihood such as {such}"
-        )
-
-    def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
-        return average_by_depth(
-            values,
-            [model.support()[0] for model in self.members_],
-            [depth_probs(model) for model in self.members_],
-        )
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
@@ -442,7 +431,8 @@ class UDNEstimator(BaseEstimator):
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """ "auto" is the GPU where there is one, else the CPU."""
+    """ "auto" is the GPU where there is one, else the CPU; a ValueError if it cannot be used."""
+    check_device(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)

@@ -10,8 +10,10 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.frames import validate
 from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
+from unbounded.estimators.targets import check_repeated, check_targets, target_name
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from unbounded.schema import FileError
 
@@ -35,16 +37,22 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     class_weight: dict[Any, float] | str | None = None
     _needed: ClassVar = ("log_probs_by_depth", "classes", "Categorical or Bernoulli")
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
         """Learn from rows `(rows, feature)` and their classes `(rows,)`, of any type.
 
         Args:
-            X: an array or frame of finite numbers.
+            X: an array or frame.
             y: the classes.
             sample_weight: how often each row counts, `(rows,)`.
+            eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
+                a share of these; they are never learnt from.
         """
-        x, labels = self._check(X, y)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        go_on = self._goes_on()
+        x, labels = self._check(X, y, reset=not go_on)
+        if go_on:
+            codes = self._coded(labels)
+        else:
+            self.classes_, codes = np.unique(labels, return_inverse=True)
         weights = self._weights(sample_weight, labels)
         present = np.unique(codes[weights > 0])
         if len(present) < 2:
@@ -52,7 +60,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
                 f"the labels hold one class ({self.classes_[present[0]]!r}), "
                 "at least two classes are needed"
             )
-        self._train(x, codes, weights, len(self.classes_))
+        self._train(x, codes, weights, len(self.classes_), eval_set)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -72,10 +80,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
                 raise ValueError(f"there is one class ({self.classes_[0]!r}), two are needed")
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes are {self.classes_} since the first call, got {classes}")
-        unknown = np.setdiff1d(labels, self.classes_)
-        if unknown.size:
-            raise ValueError(f"classes {unknown} are not among those of the first call")
-        codes = np.searchsorted(self.classes_, labels)
+        codes = self._coded(labels)
         if isinstance(self.class_weight, str):
             raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
         weights = self._weights(sample_weight, labels)
@@ -93,7 +98,8 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """The logarithms of `predict_proba`, finite where those round to 0: `(rows, class)`."""
-        return np.concatenate([p.log_probs.cpu().numpy() for p in self._predictions(X)])
+        pieces = [p.log_probs.log_softmax(1).cpu().numpy() for p in self._predictions(X)]
+        return np.concatenate(pieces)
 
     def predict_by_depth(self, X: Any) -> NDArray[np.float64]:
         """The class probabilities of each depth alone: `(depth, rows, class)`.
@@ -107,10 +113,20 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         ]
         return np.concatenate(pieces, 1)
 
-    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Array, Array]:
-        x, labels = self._validate(X, y, reset, min_rows)
+    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
+        check_targets(y)
+        x, labels = validate(self, X, y, reset, min_rows)
+        is_first = reset and min_rows > 1  # the first rows of several calls may have any classes
+        if is_first and labels.dtype.kind != "f":  # fractions are scikit-learn's to tell
+            check_repeated(labels, target_name(y))
         check_classification_targets(labels)
         return x, labels
+
+    def _coded(self, y: Array) -> Array:
+        unknown = np.setdiff1d(y, self.classes_)
+        if unknown.size:
+            raise ValueError(f"classes {unknown} are not among those of the first call")
+        return np.searchsorted(self.classes_, y)
 
     def _weights(self, sample_weight: Any, labels: Array) -> Array:
         weights = check_weights(sample_weight, len(labels))

@@ -24,13 +24,15 @@ from unbounded.schema import (
     text,
     whole,
 )
+from unbounded.tables.encoding import Encoding
 from unbounded.training import History
 
 _PLAIN = bool | int | float | str | None
 _PLAIN_ATTRIBUTES = ("best_epoch", "n_iter", "stopped", "n_rows_seen")  # without the last _
 
 _AUTO = either(choice("auto"), whole(1))
-_VALUE = either(choice(None), flag, text(1000), whole(-(2**63)), real())
+_SINGLE = either(choice(None), flag, text(1000), whole(-(2**63)), real())
+_VALUE = either(_SINGLE, list_of(_SINGLE))
 _NUMBER = either(whole(0), lambda value, where: value if _is_odd(value) else real()(value, where))
 # What tables and pages show of an epoch; a callback may have added more.
 _COUNTS = ("epoch", "step", "max_depth", "num_layers")
@@ -60,6 +62,7 @@ _DESCRIBED = record(
         "stopped": text(1000),
         "n_rows_seen": whole(0),
     },
+    {"encoding": optional(Encoding.from_dict)},  # files of earlier versions have none
     others=anything,  # the targets, of which the estimator itself knows
 )
 _ARGUMENTS = {"epochs": _AUTO, "batch_size": _AUTO, "patience": optional(_AUTO)}
@@ -70,12 +73,13 @@ _WHERE = "extra.estimator"
 def save(estimator: UDNEstimator, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
     """Write a fitted estimator to one safetensors file, atomically."""
     check_is_fitted(estimator)
-    again = estimator.refit_history_
+    again, encoding = estimator.refit_history_, estimator.encoding_
     described: dict[str, Any] = {
         "kind": type(estimator).__name__,
         "arguments": _arguments(estimator),
         "n_features_in": estimator.n_features_in_,
         "feature_names_in": list(getattr(estimator, "feature_names_in_", [])) or None,
+        "encoding": None if encoding is None else encoding.to_dict(),
         "input_scaling": estimator.input_scaling_.to_dict(),
         "history": vars(estimator.history_),
         "refit_history": None if again is None else vars(again),
@@ -134,7 +138,11 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
     estimator.model_, estimator.members_ = model, members
     estimator._optimizer = None
     columns = described["n_features_in"]
-    _check_inputs(model.layers, columns)
+    encoding = estimator.encoding_ = described.get("encoding")
+    if encoding is not None and len(encoding.columns) != columns:
+        raise FileError(f"the field {_WHERE}.encoding should be of {columns} columns")
+    width = columns if encoding is None else len(encoding.feature_names)
+    _check_inputs(model.layers, width)
     estimator.n_features_in_ = columns
     names = described["feature_names_in"]
     if names is not None:
@@ -142,7 +150,7 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
             raise FileError(f"the field {_WHERE}.feature_names_in should be {columns} names")
         estimator.feature_names_in_ = np.array(names, dtype=object)
     estimator.input_scaling_ = Scaling.from_dict(
-        described["input_scaling"], columns, f"{_WHERE}.input_scaling"
+        described["input_scaling"], width, f"{_WHERE}.input_scaling"
     )
     estimator.history_ = History(**described["history"])
     again = described["refit_history"]
@@ -180,4 +188,8 @@ def _arguments(estimator: UDNEstimator) -> dict[str, Any]:
     values = estimator.get_params(deep=False)
     parts = [name for name in files.PARTS if values.pop(name) is not None]
     values.pop("device")
-    return {"plain": {k: v for k, v in values.items() if isinstance(v, _PLAIN)}, "parts": parts}
+    chosen = values["categorical_features"]
+    if chosen is not None and not isinstance(chosen, str):
+        values["categorical_features"] = np.asarray(chosen).tolist()
+    plain = {k: v for k, v in values.items() if isinstance(v, _PLAIN | list)}
+    return {"plain": plain, "parts": parts}

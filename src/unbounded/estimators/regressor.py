@@ -9,7 +9,9 @@ from sklearn.base import RegressorMixin
 
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.ensemble import Floats
+from unbounded.estimators.frames import validate
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
+from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.schema import FileError, flag
@@ -35,19 +37,23 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     standardize_target: bool = True
     _needed: ClassVar = ("mean", "mean", "Gaussian")
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
         """Learn from rows `(rows, feature)` and targets `(rows,)` or `(rows, target)`.
 
         Args:
-            X: an array or frame of finite numbers.
+            X: an array or frame.
             y: the targets, finite numbers.
             sample_weight: how often each row counts, `(rows,)`.
+            eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
+                a share of these; they are never learnt from.
         """
-        x, targets = self._check(X, y)
-        self._single_target = targets.ndim == 1
-        columns = targets.reshape(len(targets), -1)
-        weights = check_weights(sample_weight, len(x))
-        self._train(x, columns, weights, columns.shape[1])
+        go_on = self._goes_on()
+        x, targets = self._check(X, y, reset=not go_on)
+        if not go_on:
+            self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
+        columns = self._coded(targets)
+        weights = check_weights(sample_weight, len(columns))
+        self._train(x, columns, weights, columns.shape[1], eval_set)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -60,13 +66,10 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         first = not self.__sklearn_is_fitted__()
         x, targets = self._check(X, y, reset=first, min_rows=1)
         if first:
-            self._single_target = targets.ndim == 1
-        columns = targets.reshape(len(targets), -1)
-        if not first and columns.shape[1] != len(self.target_scaling_.center):
-            raise ValueError(
-                f"y has {columns.shape[1]} targets, {len(self.target_scaling_.center)} before"
-            )
-        self._train_further(x, columns, check_weights(sample_weight, len(x)), columns.shape[1])
+            self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
+        columns = self._coded(targets)
+        weights = check_weights(sample_weight, len(columns))
+        self._train_further(x, columns, weights, columns.shape[1])
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
@@ -123,9 +126,17 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         """Without the last axis, target, if y had none."""
         return values[..., 0] if self._single_target else values
 
-    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Array, Array]:
-        x, targets = self._validate(X, y, reset, min_rows, multi_output=True, y_numeric=True)
+    def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
+        check_targets(y)
+        check_numbers(y)
+        x, targets = validate(self, X, y, reset, min_rows, multi_output=True, y_numeric=True)
         return x, np.asarray(targets, dtype=np.float64)
+
+    def _coded(self, y: Array) -> Array:
+        columns = y.reshape(len(y), -1)
+        if columns.shape[1] != self._num_targets:
+            raise ValueError(f"y has {columns.shape[1]} targets, {self._num_targets} before")
+        return columns
 
     def _scalings(self, train: WeightedRows) -> Scalings:
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
@@ -148,6 +159,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             raise FileError(f"a {type(likelihood).__name__} predicts classes, a regressor numbers")
         place = f"{where}.target_scaling"
         self.target_scaling_ = Scaling.from_dict(scaling, columns, place)
+        self._num_targets = columns
         self._single_target = flag(described.get("single_target"), f"{where}.single_target")
         if self._single_target and columns != 1:
             raise FileError(f"the field {where}.single_target is true, there are {columns} targets")

@@ -25,7 +25,7 @@ _FEW = 0.01  # rows that a row counts for on average: below, the user is told
 class WeightedRows(NamedTuple):
     """Rows of a table and how often each counts."""
 
-    x: Array  # (rows, feature)
+    x: Any  # numbers `(rows, feature)`, or a table that has yet to be encoded
     y: Array  # (rows,) classes 0 … C−1, or (rows, target) numbers
     weights: Array  # (rows,): how often each counts, positive
 

@@ -40,8 +40,8 @@ class ClassPrediction(Prediction):
 
     @property
     def probs(self) -> Tensor:
-        """The class probabilities: `(batch, class)`."""
-        return self.log_probs.exp()
+        """The class probabilities, none above 1, whatever rounding did: `(batch, class)`."""
+        return self._mixed.softmax(0).t()
 
     @property
     def classes(self) -> Tensor:

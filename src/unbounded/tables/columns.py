@@ -102,6 +102,9 @@ _FIELDS = record(
 class Profile:
     """Facts about a column, gathered chunk by chunk in bounded memory."""
 
+    remedy = "use --missing {text!r} or --category {name!r}"
+    """What to do about text among numbers, besides correcting it, in the words of the caller."""
+
     def __init__(self, name: str):
         self.name = name
         self.rows = 0
@@ -126,6 +129,11 @@ class Profile:
     def is_number(self) -> bool:
         """Whether all values are numbers."""
         return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
+
+    @property
+    def is_date(self) -> bool:
+        """Whether all values are dates."""
+        return self.kinds == {"date"} or bool(self.formats and not self.numbers)
 
     def update(self, series: Any, start: int) -> None:
         """Take in the values of a chunk that starts at row `start` (from 0)."""
@@ -219,7 +227,7 @@ class Profile:
             if not keep and self._is_identifier():
                 return found("dropped", "an identifier: every value differs")
             return found("number", low=self.low, high=self.high)
-        if self.kinds == {"date"} or (self.formats and not self.numbers and not category):
+        if self.kinds == {"date"} or (self.is_date and not category):
             format = self.formats[0] if self.formats else read.ISO
             why = read.both_orders(self.formats or [])
             return found("date", why, low=self.days[0], high=self.days[1], format=format)
@@ -242,11 +250,10 @@ class Profile:
         names = 0 if self.levels is None else sum(is_number(level) for level in self.levels)
         enough = self.levels is None or names >= _NUMBERS_FROM
         if enough and self.numbers >= _NUMBER_SHARE * self.present:
-            row, text = self.text
+            row, text = self.text[0], shorten(self.text[1])
             raise TableError(
-                f"column {self.name!r} holds text among numbers, the first ({shorten(text)!r}) in "
-                f"row {row}: correct it, or use --missing {shorten(text)!r} or "
-                f"--category {self.name!r}"
+                f"column {self.name!r} holds text among numbers, the first ({text!r}) in "
+                f"row {row}: correct it, or {self.remedy.format(text=text, name=self.name)}"
             )
 
     def _is_identifier(self) -> bool:

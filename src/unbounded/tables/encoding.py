@@ -52,9 +52,12 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
 
 
 class Store:
-    """The values of all rows of a table that have a target, at 4 to 8 bytes a cell."""
+    """The values of all rows of a table that have a target, at 4 to 8 bytes a cell.
 
-    def __init__(self, columns: Sequence[Column], target: Target):
+    Without a target, of all its rows.
+    """
+
+    def __init__(self, columns: Sequence[Column], target: Target | None = None):
         self.columns = [column for column in columns if column.is_used]
         self.target = target
         self._parts: dict[str, list[Any]] = {column.name: [] for column in self.columns}
@@ -66,16 +69,19 @@ class Store:
         cls,
         table: Table,
         columns: Sequence[Column],
-        target: Target,
+        target: Target | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> "Store":
         """Read, chunk by chunk."""
         store = cls(columns, target)
-        names = [*(column.name for column in store.columns), target.name]
+        names = [column.name for column in store.columns]
+        names += [] if target is None else [target.name]
         for start, frame in table.chunks(names, progress=progress):
-            y = target.read(frame[target.name], start)
-            keep = ~np.isnan(y)
-            store._target_parts.append(y[keep])
+            keep: Any = slice(None)
+            if target is not None:
+                y = target.read(frame[target.name], start)
+                keep = ~np.isnan(y)
+                store._target_parts.append(y[keep])
             for column in store.columns:
                 values: Any = parse(column, frame[column.name], start)
                 if isinstance(values, Coded):
@@ -118,25 +124,43 @@ class Encoding:
 
     @classmethod
     def fit(
-        cls, store: Store, columns: Sequence[Column], rows: Any, missing: Sequence[str], seed: int
+        cls,
+        store: Store,
+        columns: Sequence[Column],
+        rows: Any,
+        missing: Sequence[str],
+        seed: int,
+        response: Floats | None = None,
     ) -> tuple["Encoding", Matrix]:
         """Learn from the training rows (indices into the store); also gives these, encoded.
 
-        The columns are all of them, also those that are dropped; the seed is that of the folds
-        for the means of the target. A TableError if no column is left to learn from.
+        Args:
+            store: the values.
+            columns: all of them, also those that are dropped.
+            rows: the training rows, as indices into the store.
+            missing: texts that stand for a missing value, besides the usual ones.
+            seed: of the folds for the means of the target.
+            response: what levels have means of at these rows (`standardized_response`); where
+                it is not given, the store's target says.
+
+        Raises:
+            TableError: if no column is left to learn from.
         """
         if not store.columns:
             reasons = "; ".join(f"{column.name!r}: {column.why}" for column in columns[:5])
             raise TableError(
                 "no column says anything about the target" + (f" ({reasons})" if reasons else "")
             )
-        response = Response(_response(store.y[rows], store.target), seed)
+        if response is None:
+            assert store.target is not None, "a store without a target needs a response"
+            response = standardized_response(store.y[rows], len(store.target.classes))
+        given = Response(response, seed)
         encoders: dict[str, Encoder] = {}
         parts = []
         for column in store.columns:
             values = store.values(column, rows)
-            encoder = encoders[column.name] = ENCODERS[column.kind].fit(values, response)
-            parts.append(encoder.fit_transform(values, response))
+            encoder = encoders[column.name] = ENCODERS[column.kind].fit(values, given)
+            parts.append(encoder.fit_transform(values, given))
         return cls(list(columns), encoders, tuple(missing)), np.concatenate(parts, 1)
 
     @property
@@ -224,11 +248,16 @@ class Encoding:
         return cls(columns, encoders, tuple(found["missing"]))
 
 
-def _response(y: Floats, target: Target) -> Floats:
-    """What levels have means of, standardised: `(rows, 1)`, or `(rows, class)` from 3 classes."""
-    if target.is_classes and len(target.classes) > 2:
-        columns = (y[:, None] == np.arange(len(target.classes))).astype(np.float64)
+def standardized_response(y: NDArray[Any], num_classes: int = 0) -> Floats:
+    """What levels have means of, each with mean 0 and deviation 1: `(rows, means)`.
+
+    Args:
+        y: numbers, `(rows,)` or `(rows, target)`, or classes from 0, `(rows,)`.
+        num_classes: from 3 classes on there is a mean for each; 0 for numbers.
+    """
+    if num_classes > 2:
+        columns = (y[:, None] == np.arange(num_classes)).astype(np.float64)
     else:
-        columns = y[:, None].astype(np.float64)
+        columns = y.reshape(len(y), -1).astype(np.float64)
     sd = columns.std(0)
     return (columns - columns.mean(0)) / np.where(sd > 0, sd, 1.0)

@@ -82,6 +82,7 @@ class RowReader:
         self.header: list[str] = []
         while not self.header and (rows := self._take(1)):
             self.header = [] if _is_blank(rows[0]) else rows[0]
+        self._header_end = self._reader.line_num
 
     def chunks(self, rows: int) -> Iterator[list[list[str]]]:
         """The rows after the header, at most so many at a time, all of the header's length."""
@@ -115,11 +116,14 @@ class RowReader:
     def _refuse(self, row: Sequence[str], line: int) -> NoReturn:
         width = len(self.header)
         fewer = len(row) < width
-        remedy = (
-            "write empty fields for values that are missing"
-            if fewer
-            else "put fields that hold the delimiter into quotes"
-        )
+        remedy = "put fields that hold the delimiter into quotes"
+        if fewer:
+            remedy = "write empty fields for values that are missing"
+        elif len(row) == width + 1 and line == self._header_end + 1:  # as R writes row names
+            remedy = (
+                "if the first column is an index without a name, put a name (or an empty one) "
+                f"before the others in the header; else {remedy}"
+            )
         what = "fewer" if fewer else "more"
         raise TableError(
             f"{self.path} is no table: line {line} has {count_of(len(row), 'field')}, {what} than "

@@ -211,7 +211,8 @@ class TableModel:
     def evaluate(self, table: Any) -> dict[str, float]:
         """Scores on rows whose target is known.
 
-        For classes "accuracy", "log_score", "brier", "ece" and "aurc"; for a number "rmse",
+        For classes "accuracy", "log_score", "brier", "ece", "aurc", "roc_auc", "f1", "precision"
+        and "recall", the last four averaged over the classes; for a number "rmse",
         "mae", "r2", "nll", "crps", "coverage_50", "coverage_90" and "coverage_95".
         """
         scores: dict[str, float] = self.summarize(table)["scores"]

@@ -22,7 +22,9 @@ class ByDepth(NamedTuple):
     @property
     def mixture(self) -> Floats:
         """The mixture's class probabilities, `(rows, class)`, or means, `(rows,)`."""
-        return np.tensordot(self.depth_probs, self.values, 1)
+        mixed: Floats = np.tensordot(self.depth_probs, self.values, 1)
+        # No probability above 1, whatever rounding did.
+        return mixed if self.scales is not None else mixed / mixed.sum(-1, keepdims=True)
 
     def noise(self) -> Floats:
         """The uncertainty that every depth sees, `(rows,)`: mean entropy in nats, or sd."""

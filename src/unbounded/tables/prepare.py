@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from unbounded.tables.columns import profile
 from unbounded.tables.encoding import Encoding, Matrix, Store
+from unbounded.tables.giveaways import giveaways
 from unbounded.tables.reading import MISSING, Table, TableError
 from unbounded.tables.target import TASKS, Target, infer_target
 from unbounded.tables.text import count_of, progress_bar
@@ -36,6 +37,7 @@ class PreparedTable:
         y: the targets of all rows that have one, `(rows,)`.
         train: the rows to learn from.
         held_out: the rows to score on; there may be none.
+        giveaways: columns that tell the target all by themselves.
     """
 
     table: Table
@@ -44,12 +46,18 @@ class PreparedTable:
     y: Floats
     train: Examples
     held_out: Examples
+    giveaways: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What was understood in one of several ways, for the user to check."""
         used = [column for column in self.encoding.used if column.why]
         notes = [f"column {column.name!r}: {column.why}" for column in used]
+        notes += [
+            f"column {name!r} tells the target all by itself: if it is not known before the "
+            f"target is, leave it out with --drop {name!r}"
+            for name in self.giveaways
+        ]
         return [*notes, *([self.target.note] if self.target.note else [])]
 
 
@@ -108,9 +116,8 @@ def prepare(
     encoding, x = Encoding.fit(store, columns, train, missing, seed)
     x_test = encoding.transform(lambda column: store.values(column, test))
     y = store.y
-    return PreparedTable(
-        table, found, encoding, y, Examples(x, y[train]), Examples(x_test, y[test])
-    )
+    parts = Examples(x, y[train]), Examples(x_test, y[test])
+    return PreparedTable(table, found, encoding, y, *parts, giveaways(store, train, found))
 
 
 def _split(

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ MISSING = (
     *("", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "NaN", "nan", "-nan", "NaT"),
     *("NULL", "Null", "null", "None", "none", "?", "-", "."),
 )
+
+STREAM = Path("standard input")  # what errors call a stream
 
 NO_VALUE = "…"  # what stands for a value that is neither number nor text nor date
 
@@ -54,7 +57,8 @@ class Table:
     Args:
         source: the path of a CSV, TSV or Parquet file, plain or gzipped, or a pandas or polars
             frame. What a file is follows from its content; of its name, only the endings .tsv
-            and .tab count (tabs).
+            and .tab count (tabs). A stream of bytes, such as standard input, is copied to a
+            temporary file first: tables are read more than once.
         delimiter: between the fields; by default the one that the header uses most.
         encoding: of the text; UTF-8 (or UTF-16 with its mark) by default.
         missing: texts that stand for a missing value, besides `MISSING`.
@@ -86,8 +90,11 @@ class Table:
         self._arrow: Any = None  # the frame's rows
         self._types: dict[str, Any] = {}  # of a Parquet file's columns
         self._identity: tuple[int, ...] | None = None  # of the file that was opened first
-        if isinstance(source, str | Path):
-            self.path = Path(source)
+        if isinstance(source, str | Path) or hasattr(source, "read"):
+            self.path = self._bytes = Path(source) if isinstance(source, str | Path) else STREAM
+            if self.path is STREAM:
+                self._bytes = _copied(source)
+                weakref.finalize(self, self._bytes.unlink, missing_ok=True)
             # A name that is no text (bytes of another encoding) is shown escaped.
             self.label, self.name = (
                 text.encode("utf-8", "backslashreplace").decode()
@@ -103,9 +110,9 @@ class Table:
 
     def _open_file(self, delimiter: str | None, encoding: str | None) -> list[str]:
         """Find out what the file is; returns the names of its columns."""
-        if not self.path.exists():
+        if not self._bytes.exists():
             raise TableError(f"there is no file {self.path}")
-        if self.path.is_dir():
+        if self._bytes.is_dir():
             raise TableError(f"{self.path} is a folder, a table was expected")
         with self._open() as (file, self.is_gzip), _damaged(self.path):
             sample = file.read(sniff.SAMPLE)
@@ -250,7 +257,7 @@ class Table:
                     shutil.copyfileobj(file, unpacked)
                     file = unpacked
                 opened = stack.enter_context(parquet.ParquetFile(file))
-                _check_parquet(self.path, opened.metadata)
+                _check_parquet(self.path, opened.metadata, self._bytes.stat().st_size)
                 # Texts that repeat stay coded until their size is known.
                 self._types = {field.name: field.type for field in opened.schema_arrow}
                 coded = [name for name, kind in self._types.items() if kind in _texts()]
@@ -260,20 +267,33 @@ class Table:
     @contextmanager
     def _open(self) -> Iterator[tuple[IO[bytes], bool]]:
         """The bytes, unpacked where they are gzipped, and whether they are."""
-        with open(self.path, "rb") as raw:
+        with open(self._bytes, "rb") as raw:
             status = os.fstat(raw.fileno())
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if self._identity not in (None, identity):
                 raise TableError(f"{self.path} has changed while it was read: try again")
             self._identity = identity
             if not raw.seekable():
-                raise TableError(f"{self.path} is a pipe, which is read once: give a file instead")
+                told = f"{self.path} is a pipe, which is read once"
+                raise TableError(f"{told}: give a file, or - and the table as standard input")
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not packed:
                 yield raw, False
                 return
             yield io.BufferedReader(lines.BoundedGzip(self.path, raw), 1 << 16), True
+
+
+def _copied(stream: IO[bytes]) -> Path:
+    """A temporary file with the bytes of a stream."""
+    number, name = tempfile.mkstemp(prefix="unbounded-")
+    try:
+        with open(number, "wb") as file:
+            shutil.copyfileobj(stream, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return Path(name)
 
 
 def _check_names(label: str, names: Sequence[str]) -> None:
@@ -364,12 +384,12 @@ def _texts() -> tuple[Any, ...]:
     return (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 
 
-def _check_parquet(path: Path, metadata: Any) -> None:
+def _check_parquet(path: Path, metadata: Any, packed: int) -> None:
     """An error if a Parquet file unpacks to more than `lines.max_unpacked`; a cell is a byte."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     size = sum(max(group.total_byte_size, group.num_rows * group.num_columns) for group in groups)
     size = max(size, metadata.num_rows * metadata.num_columns)
-    lines.check_unpacked(path, size, lines.max_unpacked(path.stat().st_size))
+    lines.check_unpacked(path, size, lines.max_unpacked(packed))
 
 
 def _check_size(name: str, column: Any) -> None:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 LEVELS = (0.5, 0.9, 0.95)
 # name in the document → heading
 CLASS_SCORES = {"accuracy": "accuracy", "log_score": "log score", "brier": "Brier"}
-CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC"}
+CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC", "roc_auc": "ROC-AUC"}
+CLASS_SCORES |= {"f1": "F1", "precision": "precision", "recall": "recall"}
 NUMBER_SCORES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "crps": "CRPS"}
 NUMBER_SCORES |= {f"coverage_{100 * p:.0f}": f"in {100 * p:.0f} %" for p in LEVELS}
 REFERENCES = {"linear": "a linear model", "boosting": "gradient boosting"}
@@ -197,7 +198,7 @@ def score_rows(
 
 
 def _score(name: str, value: float | None) -> str:
-    if value is None:
+    if value is None or value != value:
         return "–"
     if name in ("rmse", "mae", "crps"):  # in the units of the target, of any size
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -131,6 +131,11 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
     if profile.infinite is not None and task != "classification":
         row, value = profile.infinite
         raise unfit(f"holds {value} in row {row}: it must be finite")
+    if task is None and profile.is_date:
+        raise unfit(
+            "holds dates: predict a number made of them, such as days since one of them, or say "
+            "--task classification"
+        )
     if task is None and not profile.is_number:
         profile.check_text()
     counts, low, high = profile.levels, profile.low, profile.high

@@ -1,0 +1,99 @@
+"""From rows to predictions: what both estimators share once they are fitted."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
+from unbounded.estimators.frames import validate_new
+from unbounded.estimators.rows import Scaling, Scalings
+from unbounded.frozen import Frozen
+from unbounded.likelihoods import Prediction
+from unbounded.model import UDN
+from unbounded.predictive import combine
+from unbounded.tables.encoding import Encoding
+
+# Rows that go through the network at a time.
+_PREDICTION_ROWS = 8192
+
+
+class Predictor:
+    """Depths and predictions of fitted models; the subclass fits them."""
+
+    model_: UDN
+    members_: list[UDN]
+    input_scaling_: Scaling
+    encoding_: Encoding | None = None
+    standardize: bool
+    _needed: ClassVar[tuple[str, str, str]]  # of a prediction: attribute, what it is, from what
+
+    @property
+    def depth_probs_(self) -> NDArray[np.float64]:
+        """q(1) … q(m), shape `(max_depth_,)`; of an ensemble the members' average."""
+        check_is_fitted(self)
+        return average_probs([depth_probs(model) for model in self.members_])
+
+    @property
+    def max_depth_(self) -> int:
+        """m, the largest depth with mass."""
+        return len(self.depth_probs_)
+
+    @property
+    def depth_mean_(self) -> float:
+        """E[ℓ] under q."""
+        probs = self.depth_probs_
+        return float(probs @ np.arange(1, len(probs) + 1))
+
+    @property
+    def depths_(self) -> NDArray[np.int64]:
+        """The depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`."""
+        check_is_fitted(self)
+        supports = [model.support() for model in self.members_]
+        return np.arange(min(s[0] for s in supports), max(s[1] for s in supports) + 1)
+
+    def _predictions(self, X: Any) -> Iterator[Any]:
+        """The mixture over depths (and members) for a few thousand rows at a time."""
+        for predictions in self._member_predictions(X):
+            yield predictions[0] if len(predictions) == 1 else combine(predictions)
+
+    def _member_predictions(self, X: Any) -> Iterator[list[Any]]:
+        """The mixtures of the members for a few thousand rows at a time.
+
+        In double precision: a row's prediction then does not depend, to more digits than anybody
+        looks at, on the rows it is predicted together with.
+        """
+        check_is_fitted(self)
+        x = validate_new(self, X)
+        frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
+        scalings = Scalings(self.input_scaling_, None)
+        device = self.model_.anchor.device
+        for start in range(0, len(x), _PREDICTION_ROWS):
+            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_).to(device)
+            with torch.inference_mode():  # closed before the yield: it must not leak to the caller
+                outputs = [one(piece)[0] for one in frozen]
+            # q is in single precision: normalised anew, its sum is one in double.
+            yield [
+                self._checked(one.likelihood.predict(output, one.depth_probs.log().log_softmax(0)))
+                for one, output in zip(frozen, outputs, strict=True)
+            ]
+
+    def _checked(self, prediction: Prediction) -> Prediction:
+        attribute, what, such = self._needed
+        if hasattr(prediction, attribute):
+            return prediction
+        raise TypeError(
+            f"{type(prediction.likelihood).__name__} predicts no {what}: {type(self).__name__} "
+            f"needs a likelihood such as {such}"
+        )
+
+    def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
+        return average_by_depth(
+            values,
+            [model.support()[0] for model in self.members_],
+            [depth_probs(model) for model in self.members_],
+        )

@@ -1,0 +1,86 @@
+"""Targets that nothing can be learnt from, told in words of the user's table."""
+
+import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbounded.tables.text import shorten
+
+# Classes that hardly repeat are free text; of fewer than this many nobody can tell.
+_TEXTS_FROM = 20
+
+
+def target_name(y: Any) -> str:
+    """What errors call the targets: by the name that a frame or series gives them."""
+    names = [getattr(y, "name", None)]
+    if hasattr(y, "columns"):
+        names = list(y.columns)[:1]
+    return f"the target {names[0]!r}" if names and names[0] else "the target y"
+
+
+def check_targets(y: Any) -> None:
+    """A ValueError if targets are dates or lengths of time, or if one among labels is missing."""
+    values = _flat(y)
+    dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+    first: Any = next((v for v in values.tolist() if isinstance(v, dates)), None)
+    if first is None and values.dtype.kind in "mM":
+        first = values[0] if values.size else values.dtype
+    if first is not None:
+        raise ValueError(
+            f"{target_name(y)} holds dates or times, the first {shorten(first)!r}: give numbers, "
+            "such as days since a day of your choice, or classes"
+        )
+    if values.dtype.kind == "O":
+        gaps = [place for place, value in enumerate(values.tolist()) if _is_gap(value)]
+        if gaps:
+            row = f"{target_name(y)} has no value in row {gaps[0] + 1}"
+            raise ValueError(f"{row} (NaN): leave out the rows without one")
+
+
+def check_numbers(y: Any) -> None:
+    """A ValueError if a target to be predicted as a number is text."""
+    values = _flat(y)
+    if values.dtype.kind not in "OUS":
+        return
+    for place, value in enumerate(values.tolist()):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            if isinstance(value, str | bytes):
+                raise ValueError(
+                    f"{target_name(y)} holds {shorten(value)!r} in row {place + 1}: a regressor "
+                    "needs numbers, UDNClassifier learns classes"
+                ) from None
+
+
+def check_repeated(labels: NDArray[Any], name: str) -> None:
+    """A ValueError if classes hardly repeat, so that nothing could be learnt of them."""
+    rows, count = len(labels), len(set(labels.tolist()))
+    if labels.dtype.kind in "OUS" and count >= _TEXTS_FROM and 2 * count > rows:
+        raise ValueError(
+            f"{name} holds {count} different texts in {rows} rows: free text cannot be predicted, "
+            "classes must repeat"
+        )
+    if count >= rows > 2:
+        raise ValueError(
+            f"{name} holds {count} classes in {rows} rows: classes must repeat; UDNRegressor "
+            "predicts numbers"
+        )
+
+
+def _is_gap(value: Any) -> bool:
+    """Whether a value is none: Python's, NumPy's or that of pandas."""
+    odd = isinstance(value, float) and value != value
+    return value is None or odd or type(value).__name__ == "NAType"
+
+
+def _flat(y: Any) -> NDArray[Any]:
+    """The values, one after the other."""
+    if y is None:
+        return np.zeros(0)
+    try:
+        return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
+    except (TypeError, ValueError, RuntimeError):  # of other places or shapes: told elsewhere
+        return np.zeros(0)

@@ -1,0 +1,214 @@
+"""What users of scikit-learn try next: log loss, searches, further training, evaluation rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.datasets import make_blobs, make_friedman1
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV
+
+import unbounded
+from unbounded import UDNClassifier, UDNRegressor
+from unbounded.tables.predictions import ByDepth
+
+SHORT = {"epochs": 2, "width": 8, "random_state": 0, "preset": "paper"}
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    """Classes so far apart that probabilities round to 1."""
+    return make_blobs(90, centers=3, cluster_std=0.1, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def friedman():
+    return make_friedman1(120, random_state=0)
+
+
+# Probabilities
+
+
+def test_probabilities_sum_to_one_and_none_exceeds_it(blobs):
+    X, y = blobs
+    for more in ({}, {"n_members": 2}):
+        model = UDNClassifier(**SHORT | {"epochs": 12, "lr": 0.02, "refit": False} | more).fit(X, y)
+        for rows in (X, 100 * X):
+            probs = model.predict_proba(rows)
+            assert (probs <= 1).all()
+            assert np.abs(probs.sum(1) - 1).max() <= 4e-16
+            assert (model.predict_log_proba(rows) <= 0).all()
+            assert np.exp(model.predict_log_proba(rows)) == pytest.approx(probs, abs=1e-15)
+            assert np.isfinite(log_loss(y, probs))  # warnings are errors here
+    core = model.model_.predict(torch.tensor(100 * X, dtype=torch.float32)).probs
+    assert float(core.max()) <= 1
+
+
+def test_the_log_loss_of_a_search_is_finite(blobs):
+    search = GridSearchCV(
+        UDNClassifier(**SHORT | {"epochs": 8}), {"width": [4, 8]}, scoring="neg_log_loss", cv=2
+    ).fit(*blobs)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_probabilities_of_a_table_do_not_exceed_one():
+    random = np.random.default_rng(0)
+    weights = random.dirichlet(np.ones(7))
+    logits = 40 * random.normal(size=(7, 500, 3))
+    probs = np.exp(logits - logits.max(-1, keepdims=True))
+    found = ByDepth(weights, probs / probs.sum(-1, keepdims=True), None).mixture
+    assert found.max() <= 1
+    assert found.sum(1) == pytest.approx(1, abs=1e-15)
+
+
+# Further training
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_warm_start_goes_on_from_where_it_stands(members, friedman):
+    X, y = friedman
+    options = {**SHORT, "n_members": members, "refit": False, "warm_start": True}
+    model = UDNRegressor(**options).fit(X, y)
+    before = [{k: v.clone() for k, v in m.state_dict().items()} for m in model.members_]
+    scaling, loss = model.input_scaling_, model.history_["elbo"]
+    model.fit(X[:80], y[:80] + 1)
+    assert model.input_scaling_ is scaling  # what the weights were made for
+    assert len(model.history_) == 2
+    for state, member in zip(before, model.members_, strict=True):
+        after = member.state_dict()
+        shared = [k for k in state if k in after and state[k].shape == after[k].shape]
+        moved = [(state[k] - after[k]).abs().max().item() for k in shared if "weight" in k]
+        assert 0 < max(moved) < 0.3  # moved, but not born anew
+    for _ in range(5):
+        model.fit(X, y)
+    assert model.history_["elbo"][-1] > loss[-1]
+    cold = UDNRegressor(**options | {"warm_start": False})
+    assert np.array_equal(cold.fit(X, y).predict(X), cold.fit(X, y).predict(X))
+
+
+def test_warm_start_with_all_rows_and_frames(friedman):
+    X, y = friedman
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).assign(side=np.where(y > 14, "up", "down"))
+    model = UDNRegressor(**SHORT, warm_start=True).fit(frame, y)
+    encoding = model.encoding_
+    model.fit(frame[:60], y[:60])
+    assert model.encoding_ is encoding
+    assert model.refit_history_ is not None
+
+
+def test_warm_start_says_what_does_not_fit(blobs):
+    X, y = blobs
+    model = UDNClassifier(**SHORT, warm_start=True).fit(X[y < 2], y[y < 2])
+    with pytest.raises(ValueError, match=r"classes \[2\] are not among"):
+        model.fit(X, y)
+    with pytest.raises(ValueError, match="3 features, but UDNClassifier is expecting 2"):
+        model.fit(np.ones((9, 3)), [0, 1, 0] * 3)
+    with pytest.raises(ValueError, match="warm_start trains 1 members on, n_members is 2"):
+        model.set_params(n_members=2).fit(X[y < 2], y[y < 2])
+    numbers = UDNRegressor(**SHORT, warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match="y has 2 targets, 1 before"):
+        numbers.fit(X, np.column_stack([y, y]))
+
+
+# Evaluation rows
+
+
+@pytest.mark.parametrize("Estimator", [UDNClassifier, UDNRegressor])
+def test_evaluation_rows_take_the_place_of_held_out_ones(Estimator, blobs):
+    X, y = blobs
+    model = Estimator(**SHORT).fit(X[:60], y[:60], eval_set=(X[60:], y[60:]))
+    assert "val_log_score" in model.history_.columns
+    assert model.refit_history_ is None  # all rows were learnt from already
+    # All rows of X are learnt from, none of the others: their inputs are scaled by X alone.
+    assert model.input_scaling_.center == pytest.approx(X[:60].mean(0))
+    again = Estimator(**SHORT).fit(X[:60], y[:60], eval_set=[(X[60:], y[60:])])
+    assert np.array_equal(model.predict(X), again.predict(X))
+    # They do choose: turned round they make the first epochs the best.
+    other = Estimator(**SHORT).fit(X[:60], y[:60], eval_set=(X[60:], y[60:][::-1]))
+    assert other.history_["val_log_score"] != model.history_["val_log_score"]
+
+
+def test_evaluation_rows_of_frames():
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": random.normal(size=80), "b": random.choice(["x", "y"], 80)})
+    y = (frame["b"] == "x").to_numpy()
+    model = UDNClassifier(**SHORT).fit(
+        frame[:60], y[:60], eval_set=(frame[60:].assign(b="z"), y[60:])
+    )
+    assert "val_log_score" in model.history_.columns
+    with pytest.raises(ValueError, match="eval_set: column 'a' holds 'one' in row 1"):
+        model.fit(frame[:60], y[:60], eval_set=(frame[60:].assign(a="one"), y[60:]))
+
+
+def test_bad_evaluation_rows_are_told(blobs):
+    X, y = blobs
+    model = UDNClassifier(**SHORT)
+    with pytest.raises(ValueError, match=r"eval_set must be a pair \(X, y\)"):
+        model.fit(X, y, eval_set=X)
+    with pytest.raises(ValueError, match=r"eval_set: classes \[7\] are not among"):
+        model.fit(X, y, eval_set=(X, np.where(y == 2, 7, y)))
+    with pytest.raises(ValueError, match=r"eval_set: .*2 features"):
+        model.fit(X, y, eval_set=(X[:, :1], y))
+
+
+# Parts in a search
+
+
+def test_arguments_of_the_family_in_a_search(blobs):
+    X, y = blobs
+    grid = {"depth__spread": [1.0, 3.0], "depth__place": [2.0]}
+    search = GridSearchCV(UDNClassifier(**SHORT | {"preset": "settled"}), grid, cv=2).fit(X, y)
+    best = search.best_estimator_.depth
+    assert isinstance(best, unbounded.TruncatedNormal)
+    assert best.place == pytest.approx(2)
+    assert {one["depth__spread"] for one in search.cv_results_["params"]} == {1.0, 3.0}
+
+
+def test_arguments_of_parts_are_read_and_set():
+    model = UDNClassifier(
+        depth=unbounded.TruncatedPoisson(4.0, limit=9), weight_prior=unbounded.GaussianWeights(0.5)
+    )
+    found = model.get_params()
+    assert found["depth__rate"] == 4.0
+    assert found["depth__limit"] == 9
+    assert found["weight_prior__scale"] == 0.5
+    assert "depth__rate" not in model.get_params(deep=False)
+    first = model.depth
+    model.set_params(depth__rate=2.0, weight_prior__scale=2.0, width=3)
+    assert (model.depth.rate, model.depth.limit) == (pytest.approx(2.0), 9)
+    assert model.weight_prior.scale == 2.0
+    assert model.width == 3
+    assert first.rate == pytest.approx(4.0)  # the argument itself stays as it was given
+    model.set_params(depth=unbounded.FiniteDepth(3), depth__max_depth=5)
+    assert model.depth.max_depth() == 5
+    with pytest.raises(ValueError, match="depth: FiniteDepth has no argument 'rate': it has max"):
+        model.set_params(depth__rate=1.0)
+    with pytest.raises(ValueError, match="depth_prior is None: give a part first"):
+        model.set_params(depth_prior__rate=1.0)
+    for layers in (unbounded.Dense, lambda i, o: unbounded.Dense(i, 4, o)):
+        assert "layers__width" not in UDNClassifier(layers=layers).get_params()
+    with pytest.raises(ValueError, match="Invalid parameter 'colour'"):
+        model.set_params(colour__rate=1.0)
+
+
+# Inputs and places that cannot be used
+
+
+def test_sparse_input_is_refused_with_a_remedy(blobs):
+    X, y = blobs
+    for kind in (sparse.csr_matrix, sparse.coo_array):
+        for options in ({}, {"categorical_features": [0]}):
+            with pytest.raises(TypeError, match=r"Sparse data was passed.*toarray\(\)"):
+                UDNClassifier(**SHORT, **options).fit(kind(X), y)
+
+
+def test_a_device_that_is_not_there_is_told(blobs, tmp_path):
+    missing = "cuda:99" if torch.cuda.is_available() else "cuda"
+    for name in (missing, torch.device(missing), "graphics"):
+        with pytest.raises(ValueError, match=r"the device .* cannot be used"):
+            UDNClassifier(**SHORT, device=name).fit(*blobs)
+    model = UDNClassifier(**SHORT).fit(*blobs)
+    model.save(tmp_path / "model.udn")
+    with pytest.raises(ValueError, match=r"the device .* cannot be used"):
+        UDNClassifier.load(tmp_path / "model.udn", device=missing)
