@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unbounded import growth
 from unbounded.elbo import ElboTerms
+from unbounded.parallel import ALONE, Processes
 from unbounded.steps.objective import Gradient
 from unbounded.steps.options import StepOptions
 
@@ -81,8 +82,14 @@ def step_with(
     grow: bool,
     scaler: torch.amp.GradScaler | None,
     at: str,
+    processes: Processes = ALONE,
+    share: float = 1.0,
 ) -> StepInfo:
-    """`step` with its options as a record, for who has checked them already."""
+    """`step` with its options as a record, for who has checked them already.
+
+    Where other processes have the rest of the batch, `share` is the part of its rows that is here.
+    All of them come to the same gradient, and so to the same decisions.
+    """
     inner = uncompiled(model)
     change = _NOTHING
     if grow:
@@ -94,9 +101,11 @@ def step_with(
     for group in optimizer.param_groups:  # as zero_grad does, at a quarter of its price
         for parameter in group["params"]:
             parameter.grad = None
-    gradient = Gradient(inner, num_data, options, call=model, scaler=scaler)
-    for x, y, weights, share in pieces(batch, options.micro_batches):
-        gradient.add(x, y, weights, share)
+    gradient = Gradient(inner, num_data, options, call=model, scaler=scaler, processes=processes)
+    parts = pieces(batch, options.micro_batches)
+    for number, (x, y, weights, part) in enumerate(parts, 1):
+        gradient.add(x, y, weights, part * share, number == len(parts))
+    gradient.share()
     value = gradient.loss.item()
     if not math.isfinite(value):
         inner.zero_grad(set_to_none=True)

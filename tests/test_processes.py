@@ -1,0 +1,178 @@
+"""Training in several processes is training in one: the same depths, weights, scores, errors."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import several
+import torch
+from several import KINDS, OPTIONS
+
+from unbounded import parallel
+from unbounded.parallel import ALONE
+from unbounded.parallel.rows import own_rows
+
+HERE = Path(__file__).parent
+SRC = HERE.parent / "src"
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+
+
+def environment(**more: object) -> dict[str, str]:
+    paths = [str(SRC), str(HERE), os.environ.get("PYTHONPATH", "")]
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "MASTER"))}
+    found |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    return found | {name: str(value) for name, value in more.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start(size: int, *arguments: object, rank: int = 0, port: int, timeout: float = 60):
+    """One of `size` processes, as Slurm or torchrun would start it."""
+    variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "UNBOUNDED_TIMEOUT": timeout}
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "several.py"), *map(str, arguments)],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(size: int, scenario: str, folder: Path, ends: tuple[int, ...] = (0,)) -> list[str]:
+    """All processes of a scenario, to their end; what they printed."""
+    port = free_port()
+    processes = [start(size, scenario, folder, rank=rank, port=port) for rank in range(size)]
+    try:
+        texts = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, text in zip(processes, texts, strict=True):
+        assert process.returncode in ends, text
+    return texts
+
+
+def apart(one: object, other: object, where: str = "") -> float:
+    """The largest difference of two results, whose structure has to be the same."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        return max((apart(one[k], other[k], f"{where}.{k}") for k in one), default=0.0)
+    if isinstance(one, list):
+        assert len(one) == len(other), where
+        pairs = enumerate(zip(one, other, strict=True))
+        return max((apart(a, b, f"{where}[{n}]") for n, (a, b) in pairs), default=0.0)
+    if isinstance(one, torch.Tensor):
+        return float((one - other).abs().max()) if one.numel() else 0.0
+    if isinstance(one, float):
+        return abs(one - other) / max(1.0, abs(one))
+    assert one == other, where
+    return 0.0
+
+
+def check_all(found: dict) -> None:
+    for name in OPTIONS:
+        if name == "dropout":  # its masks are each process's own
+            continue
+        alone = several.train(name)
+        assert all(len(births) >= 3 for births in alone["births"]), name
+        depths = [row["max_depth"] for row in alone["rows"][0]]
+        assert any(b < a for a, b in zip(depths, depths[1:], strict=False)), name
+        assert apart(alone, found[name], name) <= 1e-10
+
+
+def test_two_processes(tmp_path):
+    run(2, "all", tmp_path)
+    found = torch.load(tmp_path / "all.pt", weights_only=False)
+    check_all(found)
+    assert apart(found["whole"], found["cut"]) == 0  # bit for bit
+    for rank in range(2):
+        told = json.loads((tmp_path / f"told.{rank}.json").read_text())
+        assert told.keys() == KINDS.keys()
+        for kind, words in KINDS.items():
+            assert words in told[kind], (rank, kind)
+            assert "\n" not in told[kind]
+    assert not list(tmp_path.glob("lost/*"))
+    # A run of two goes on alone.
+    half = tmp_path / "half.checkpoint"
+    rest = several.train("held_out", checkpoint=half, resume=True)
+    assert apart(several.train("held_out"), rest) <= 1e-10
+
+
+def test_four_processes(tmp_path):
+    several.train("held_out", epochs=4, checkpoint=tmp_path / "half.checkpoint")
+    run(4, "four", tmp_path)
+    found = torch.load(tmp_path / "four.pt", weights_only=False)
+    check_all(found)
+    assert apart(several.train("held_out"), found["rest"]) <= 1e-10
+
+
+def test_a_killed_process_is_started_again(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
+    ended = subprocess.run(
+        [*command, str(HERE / "several.py"), "elastic", str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "-9" in ended.stderr  # one was killed
+    found = torch.load(tmp_path / "elastic.pt", weights_only=False)
+    assert apart(several.train("plain"), found["plain"]) <= 1e-10
+
+
+def test_a_peer_that_does_not_come(tmp_path):
+    begun = time.monotonic()
+    process = start(2, "elastic", tmp_path, port=free_port(), timeout=3)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert "ProcessError: process 0 of 2 cannot reach the others" in text
+    assert time.monotonic() - begun < 45
+
+
+def test_a_peer_that_leaves(tmp_path):
+    texts = run(2, "die", tmp_path, ends=(1, -9))
+    assert "ProcessError: process 0 of 2 cannot reach the others" in texts[0]
+
+
+def test_rows_are_shared_out():
+    for size in (1, 2, 3, 4, 7):
+        for rows in (1, 2, 5, 16, 29):
+            parts = [own_rows(rows, rank, size) for rank in range(size)]
+            taken = [i for part, share in parts if share for i in range(rows)[part]]
+            assert taken == list(range(rows))
+            assert sum(share for _, share in parts) == pytest.approx(1, abs=1e-15)
+            assert all(len(range(rows)[part]) for part, _ in parts)
+
+
+def test_alone_nothing_is_asked(monkeypatch):
+    assert parallel.current() is ALONE
+    assert parallel.rank() == 0
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert parallel.current() is ALONE
+    for name, value in {"WORLD_SIZE": 2, "RANK": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert parallel.rank() == 1
+    with parallel.alone():
+        assert parallel.current() is ALONE
+        assert parallel.rank() == 0
+    monkeypatch.setenv("UNBOUNDED_TIMEOUT", "soon")
+    with pytest.raises(parallel.ProcessError, match="UNBOUNDED_TIMEOUT must be a number"):
+        parallel.current()
