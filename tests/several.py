@@ -40,7 +40,13 @@ class Moves(Callback):
     """
 
     def on_epoch_end(self, trainer, row):
-        factor = {2: 3.0, 5: 0.25}.get(row["epoch"])
+        self.move(trainer)
+
+    def on_fit_start(self, trainer):
+        self.move(trainer)  # the checkpoint was written before
+
+    def move(self, trainer):
+        factor = {2: 3.0, 5: 0.25}.get(trainer.epoch)
         if factor is not None:
             for model in trainer.models:
                 family = model.depth
@@ -242,7 +248,25 @@ def main(scenario: str, folder: Path) -> None:
         torch.save(found, folder / f"{scenario}.pt")
 
 
+def fork(size: int, *arguments) -> int:
+    """Begin as one process, which has imported all that takes long, and become several."""
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            return main(*arguments)
+        children.append(child)
+    status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return sys.exit(next((1 for one in status if one), 0))
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]))
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    if "RANK" in os.environ:
+        main(scenario, folder)
+    else:
+        fork(int(os.environ["WORLD_SIZE"]), scenario, folder)

@@ -5,14 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import several
 import torch
-from several import KINDS, OPTIONS
 
+import several
+from several import KINDS, OPTIONS
 from unbounded import parallel
 from unbounded.parallel import ALONE
 from unbounded.parallel.rows import own_rows
@@ -39,32 +39,18 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def start(size: int, *arguments: object, rank: int = 0, port: int, timeout: float = 60):
-    """One of `size` processes, as Slurm or torchrun would start it."""
-    variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "UNBOUNDED_TIMEOUT": timeout}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "several.py"), *map(str, arguments)],
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def variables(size: int, timeout: float = 60) -> dict[str, str]:
+    """What Slurm or torchrun would set, but for the number of each process."""
+    known = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "UNBOUNDED_TIMEOUT": timeout}
+    return environment(**known, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+
+
+def run(given: dict[str, str], scenario: str, folder: Path) -> subprocess.CompletedProcess:
+    """All processes of a scenario, or the one whose RANK is given, to their end."""
+    command = [sys.executable, str(HERE / "several.py"), scenario, str(folder)]
+    return subprocess.run(
+        command, env=given, timeout=120, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-
-
-def run(size: int, scenario: str, folder: Path, ends: tuple[int, ...] = (0,)) -> list[str]:
-    """All processes of a scenario, to their end; what they printed."""
-    port = free_port()
-    processes = [start(size, scenario, folder, rank=rank, port=port) for rank in range(size)]
-    try:
-        texts = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, text in zip(processes, texts, strict=True):
-        assert process.returncode in ends, text
-    return texts
 
 
 def apart(one: object, other: object, where: str = "") -> float:
@@ -91,12 +77,13 @@ def check_all(found: dict) -> None:
         alone = several.train(name)
         assert all(len(births) >= 3 for births in alone["births"]), name
         depths = [row["max_depth"] for row in alone["rows"][0]]
-        assert any(b < a for a, b in zip(depths, depths[1:], strict=False)), name
+        assert any(b < a for a, b in pairwise(depths)), name
         assert apart(alone, found[name], name) <= 1e-10
 
 
 def test_two_processes(tmp_path):
-    run(2, "all", tmp_path)
+    ended = run(variables(2), "all", tmp_path)
+    assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "all.pt", weights_only=False)
     check_all(found)
     assert apart(found["whole"], found["cut"]) == 0  # bit for bit
@@ -115,7 +102,8 @@ def test_two_processes(tmp_path):
 
 def test_four_processes(tmp_path):
     several.train("held_out", epochs=4, checkpoint=tmp_path / "half.checkpoint")
-    run(4, "four", tmp_path)
+    ended = run(variables(4), "four", tmp_path)
+    assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "four.pt", weights_only=False)
     check_all(found)
     assert apart(several.train("held_out"), found["rest"]) <= 1e-10
@@ -131,24 +119,22 @@ def test_a_killed_process_is_started_again(tmp_path):
         text=True,
         timeout=120,
     )
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "-9" in ended.stderr  # one was killed
     found = torch.load(tmp_path / "elastic.pt", weights_only=False)
     assert apart(several.train("plain"), found["plain"]) <= 1e-10
 
 
 def test_a_peer_that_does_not_come(tmp_path):
-    begun = time.monotonic()
-    process = start(2, "elastic", tmp_path, port=free_port(), timeout=3)
-    text = process.communicate(timeout=60)[0]
-    assert process.returncode != 0
-    assert "ProcessError: process 0 of 2 cannot reach the others" in text
-    assert time.monotonic() - begun < 45
+    ended = run({**variables(2, timeout=3), "RANK": "0"}, "elastic", tmp_path)
+    assert ended.returncode == 1
+    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
 
 
 def test_a_peer_that_leaves(tmp_path):
-    texts = run(2, "die", tmp_path, ends=(1, -9))
-    assert "ProcessError: process 0 of 2 cannot reach the others" in texts[0]
+    ended = run(variables(2), "die", tmp_path)
+    assert ended.returncode == 1
+    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
 
 
 def test_rows_are_shared_out():
