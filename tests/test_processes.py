@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from several import KINDS, OPTIONS
 from unbounded import parallel
 from unbounded.parallel import ALONE
 from unbounded.parallel.rows import own_rows
+from unbounded.parallel.start import meet
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -135,6 +138,22 @@ def test_a_peer_that_leaves(tmp_path):
     ended = run(variables(2), "die", tmp_path)
     assert ended.returncode == 1
     assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
+
+
+def test_those_who_are_here_now_meet():
+    """The store holds what an earlier attempt left behind, of which the first answers last."""
+    store = torch.distributed.HashStore()
+    with ThreadPoolExecutor(4) as pool:
+        words = set()
+        for _ in range(3):
+            found = [pool.submit(meet, store, rank, 4, 20.0) for rank in (3, 2, 1)]
+            time.sleep(0.1)
+            found.append(pool.submit(meet, store, 0, 4, 20.0))
+            assert len({one.result() for one in found}) == 1
+            words.add(found[0].result())
+    assert len(words) == 3
+    with pytest.raises(RuntimeError, match="process 0 did not answer within"):
+        meet(store, 1, 2, 0.1)
 
 
 def test_rows_are_shared_out():

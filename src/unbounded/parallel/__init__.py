@@ -9,5 +9,7 @@ from unbounded.parallel.processes import ALONE as ALONE
 from unbounded.parallel.processes import ProcessError as ProcessError
 from unbounded.parallel.processes import Processes as Processes
 from unbounded.parallel.start import alone as alone
+from unbounded.parallel.start import choose_gpu as choose_gpu
 from unbounded.parallel.start import current as current
 from unbounded.parallel.start import rank as rank
+from unbounded.parallel.start import started as started

@@ -1,9 +1,12 @@
 """Who is there: one process, or those that torchrun (or Slurm, or a user) has started."""
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,7 @@ TIMEOUT = "UNBOUNDED_TIMEOUT"
 """The environment variable that says for how many seconds a process waits for its peers."""
 
 _SECONDS = 600.0
+_LOOK_AGAIN = 0.02  # seconds
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _by_itself = 0
@@ -65,6 +69,13 @@ def current() -> Processes:
     return _known
 
 
+def started() -> int:
+    """How many processes were started together."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return _started()
+
+
 def choose_gpu() -> None:
     """Before anything is on a GPU: "cuda" means another one to each process of this machine."""
     if _started() > 1 and torch.cuda.is_available() and not torch.cuda.is_initialized():
@@ -83,10 +94,44 @@ def _join() -> None:
         _number("LOCAL_WORLD_SIZE", 1) <= torch.cuda.device_count()
     )
     backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
+    timeout = timedelta(seconds=_timeout())
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=_timeout()))
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        store = dist.PrefixStore(meet(store, rank, size, timeout.total_seconds()), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise unreachable(_number("RANK", 0), _started(), error) from error
+
+
+def meet(store: Any, rank: int, size: int, seconds: float) -> str:
+    """A word that only the processes that are here now have in common.
+
+    After a restart torchrun may offer the same store again, with the addresses of processes that
+    are dead. So the first one asks by a new word, the others answer by words of their own, and
+    only who finds its own among the answers knows that the question was meant for it.
+
+    Args:
+        store: of torch, which all processes reach.
+        rank: of this one.
+        size: how many there are.
+        seconds: how long to wait for the others.
+    """
+    mine, deadline = secrets.token_hex(8), time.monotonic() + seconds
+    if rank == 0:
+        store.set("unbounded/asked", mine)
+        keys = [f"unbounded/{mine}/{other}" for other in range(1, size)]
+        store.wait(keys, timedelta(seconds=seconds))
+        store.set(f"unbounded/{mine}", " ".join(store.get(key).decode() for key in keys))
+        return mine
+    while time.monotonic() < deadline:
+        if store.check(["unbounded/asked"]):
+            asked = store.get("unbounded/asked").decode()
+            store.set(f"unbounded/{asked}/{rank}", mine)
+            answers = f"unbounded/{asked}"
+            if store.check([answers]) and mine in store.get(answers).decode().split():
+                return asked
+        time.sleep(_LOOK_AGAIN)
+    raise RuntimeError(f"process 0 did not answer within {seconds:g} seconds")
 
 
 def _timeout() -> float:
