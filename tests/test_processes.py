@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import several
-from several import KINDS, OPTIONS
+from several import KINDS, OPTIONS, OWN
 from unbounded import parallel
 from unbounded.parallel import ALONE
 from unbounded.parallel.rows import own_rows
@@ -75,7 +75,7 @@ def apart(one: object, other: object, where: str = "") -> float:
 
 def check_all(found: dict) -> None:
     for name in OPTIONS:
-        if name == "dropout":  # its masks are each process's own
+        if name in OWN:
             continue
         alone = several.train(name)
         assert all(len(births) >= 3 for births in alone["births"]), name
@@ -97,6 +97,9 @@ def test_two_processes(tmp_path):
             assert words in told[kind], (rank, kind)
             assert "\n" not in told[kind]
     assert not list(tmp_path.glob("lost/*"))
+    alone = several.train("batch_norm")
+    pairs = zip(alone["rows"][0], found["batch_norm"]["rows"][0], strict=True)
+    assert all(abs(a["val_log_score"] - b["val_log_score"]) < 0.1 for a, b in pairs)
     # A run of two goes on alone.
     half = tmp_path / "half.checkpoint"
     rest = several.train("held_out", checkpoint=half, resume=True)
@@ -104,7 +107,7 @@ def test_two_processes(tmp_path):
 
 
 def test_four_processes(tmp_path):
-    several.train("held_out", epochs=4, checkpoint=tmp_path / "half.checkpoint")
+    several.train("held_out", epochs=3, checkpoint=tmp_path / "half.checkpoint")
     ended = run(variables(4), "four", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "four.pt", weights_only=False)
