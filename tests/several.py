@@ -3,11 +3,13 @@
 The first one writes what they ended with; the tests compare it with a run in one process.
 """
 
+import io
 import json
 import os
 import signal
 import sys
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 import unbounded as ub
-from unbounded import parallel
+from unbounded import cli, parallel
 from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.parallel import buckets
 from unbounded.training import Callback, RateAscent
@@ -123,21 +125,24 @@ def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
     return {"rows": rows, "births": births, "states": [one.state_dict() for one in models]}
 
 
-class Die(Callback):
-    """The second process ends without a word in the middle of an epoch, at the first attempt."""
+class Signal(Callback):
+    """The second process gets a signal in the middle of an epoch, at the first attempt."""
+
+    def __init__(self, number):
+        self.number = number
 
     def on_fit_start(self, trainer):
         if trainer.processes.rank != 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
             return
         step, count = trainer.engine.step, [0]
 
-        def dying(grow):
+        def signalled(grow):
             count[0] += 1
             if count[0] == 15:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.number)
             return step(grow)
 
-        trainer.engine.step = dying
+        trainer.engine.step = signalled
 
 
 KINDS = {
@@ -214,7 +219,7 @@ class Away(Callback):
             self.folder.rmdir()
 
 
-def faults(folder: Path) -> None:
+def faults(folder: Path) -> dict[str, str]:
     """Every kind one after another: all processes end each of them, and can go on."""
     told = {}
     for kind in KINDS:
@@ -224,7 +229,36 @@ def faults(folder: Path) -> None:
         except Exception as error:
             told[kind] = f"{type(error).__name__}: {error}"
         ub.__version__ = version
-    (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(told))
+    return told
+
+
+def ends(folder: Path) -> list:
+    """One process is asked to end: all do, after the same step, or with the epoch."""
+    found = []
+    for path in (None, folder / "asked.checkpoint"):
+        net = model()
+        options = {"callbacks": [Signal(signal.SIGTERM)], "checkpoint": path, "batch_size": 16}
+        result = ub.fit(net, *data(), epochs=9, **options)
+        norm = float(sum(p.detach().square().sum() for p in net.parameters()))
+        found.append([result.stopped, len(result.history), norm])
+    return found
+
+
+def words(folder: Path) -> dict[str, str]:
+    """What `fit` and the command line print."""
+    with redirect_stderr(io.StringIO()) as bar:
+        ub.fit(model(), *data(), epochs=2, batch_size=16, progress=True)
+    table = folder / "table.csv"
+    if parallel.rank() == 0:
+        rows = (f"{a:.4f},{b:.4f},{c:.4f}" for a, b, c in data()[0])
+        lines = [f"{row},{'yes' if k else 'no'}" for row, k in zip(rows, data()[1], strict=True)]
+        table.write_text("\n".join(["a,b,c,k", *lines]) + "\n")
+    parallel.current().gather(None)  # until it is there
+    command = ["fit", str(table), "--target", "k", "--out", str(folder / "table.udn")]
+    command += ["--epochs", "4", "--device", "cpu", "--no-references"]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = [cli.main(command), cli.main([*command, "--drop", "z"]), cli.main(["demo"])]
+    return {"bar": bar.getvalue(), "out": out.getvalue(), "err": err.getvalue(), "status": status}
 
 
 def halves(folder: Path) -> dict:
@@ -245,14 +279,15 @@ def main(scenario: str, folder: Path) -> None:
     if scenario in ("all", "four"):
         found = {name: train(name) for name in OPTIONS if name not in OWN}
     if scenario == "all":
-        faults(folder)
+        told = {"faults": faults(folder), "words": words(folder), "ends": ends(folder)}
+        (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(told))
         found |= halves(folder)
     if scenario == "four":  # what two have begun
         found["rest"] = train("held_out", checkpoint=folder / "half.checkpoint", resume=True)
     if scenario in ("elastic", "die"):
         path = folder / "run.checkpoint"
         options = {"checkpoint": path, "checkpoint_every": 1, "resume": True}
-        found["plain"] = train("plain", callbacks=[Die()], **options)
+        found["plain"] = train("plain", callbacks=[Signal(signal.SIGKILL)], **options)
     if parallel.rank() == 0:
         torch.save(found, folder / f"{scenario}.pt")
 

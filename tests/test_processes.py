@@ -84,19 +84,35 @@ def check_all(found: dict) -> None:
         assert apart(alone, found[name], name) <= 1e-10
 
 
+def check_words(first: dict, second: dict) -> None:
+    """One bar, one report; an error in each."""
+    assert "2/2" in first["bar"]
+    assert second["bar"] == second["out"] == ""
+    assert "depth  q(ℓ)" in first["out"]
+    for one in (first, second):
+        assert one["status"] == [0, 2, 2]
+        assert "table.csv has no column 'z'" in one["err"]
+        assert "unbounded: error: unbounded demo runs in one process" in one["err"]
+
+
 def test_two_processes(tmp_path):
     ended = run(variables(2), "all", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "all.pt", weights_only=False)
     check_all(found)
     assert apart(found["whole"], found["cut"]) == 0  # bit for bit
-    for rank in range(2):
-        told = json.loads((tmp_path / f"told.{rank}.json").read_text())
-        assert told.keys() == KINDS.keys()
+    told = [json.loads((tmp_path / f"told.{rank}.json").read_text()) for rank in range(2)]
+    for one in told:
+        assert one["faults"].keys() == KINDS.keys()
         for kind, words in KINDS.items():
-            assert words in told[kind], (rank, kind)
-            assert "\n" not in told[kind]
+            assert words in one["faults"][kind], kind
+            assert "\n" not in one["faults"][kind]
     assert not list(tmp_path.glob("lost/*"))
+    check_words(*(one["words"] for one in told))
+    assert told[0]["ends"] == told[1]["ends"]
+    assert [end[:2] for end in told[0]["ends"]] == [["interrupted", 2], ["interrupted", 3]]
+    assert (tmp_path / "asked.checkpoint").exists()
+    assert (tmp_path / "table.udn").exists()
     alone = several.train("batch_norm")
     pairs = zip(alone["rows"][0], found["batch_norm"]["rows"][0], strict=True)
     assert all(abs(a["val_log_score"] - b["val_log_score"]) < 0.1 for a, b in pairs)

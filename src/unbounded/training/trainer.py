@@ -198,7 +198,7 @@ class Trainer:
             with interrupts.shielded():
                 self._finish(modes)
         if ended == "interrupted" and show:
-            what = f"stopped by {request.name} in epoch {self.epoch + 1}"
+            what = f"stopped by {_name(request)} in epoch {self.epoch + 1}"
             printing.show(f"{what}; kept {self._kept(0)}", sys.stderr)
         for callback in self.callbacks:
             callback.on_fit_end(self)
@@ -263,7 +263,7 @@ class Trainer:
                 told = True
                 words = f"finishing epoch {self.epoch + 1} for the checkpoint; again ends at once"
                 if self.processes.is_first:
-                    printing.show(f"{request.name}: {words}", sys.stderr)
+                    printing.show(f"{_name(request)}: {words}", sys.stderr)
         self.rows = self.engine.end_epoch()
         self.epoch += 1
         self.seconds += time.perf_counter() - start
@@ -397,6 +397,10 @@ class Trainer:
             self.seconds,
             self.engine.optimizer(number),
         )
+
+
+def _name(request: interrupts.Request) -> str:
+    return request.name if request.is_set() else "another process"
 
 
 def _has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
