@@ -158,6 +158,7 @@ KINDS = {
     "loader": "training data: a DataLoader does not go with several processes",
     "folder": "checkpoint: the folder /proc/no does not exist",
     "full": "cannot write",
+    "wrapped": "give the model itself",
     "drift": "the models differ after epoch 1: 5 layers, raw_rate = ",
     "diverges": "the loss is not finite",
 }
@@ -197,7 +198,10 @@ def wrong(kind: str, folder: Path) -> None:
         options["callbacks"] = [Drift()]
     if kind == "diverges":
         options |= {"lr": 1e200, "depth_lr_ratio": 0.0}
-    ub.fit(model(), x, y, **options)
+    net = model()
+    if kind == "wrapped":
+        net = nn.parallel.DistributedDataParallel(net)
+    ub.fit(net, x, y, **options)
 
 
 class Drift(Callback):
@@ -230,6 +234,17 @@ def faults(folder: Path) -> dict[str, str]:
             told[kind] = f"{type(error).__name__}: {error}"
         ub.__version__ = version
     return told
+
+
+def own_loop() -> dict:
+    """Steps of a loop of one's own, each process with rows of its own choice."""
+    net, (x, y) = model(), data(32)
+    optimizer = ub.make_optimizer(net, lr=0.05, depth_lr_ratio=2.0)
+    rank, size = parallel.rank(), parallel.current().size
+    here = slice(0, 32) if size == 1 else (slice(0, 25), slice(25, 32))[rank]
+    for _ in range(12):
+        info = ub.step(net, optimizer, x[here], y[here], 32, clip=1.0)
+    return {"loss": info.loss, "state": net.state_dict()}
 
 
 def ends(folder: Path) -> list:
@@ -271,7 +286,7 @@ def halves(folder: Path) -> dict:
     cut = train("dropout", **options)
     half = folder / "half.checkpoint"
     train("held_out", epochs=3, checkpoint=half)
-    return {"whole": whole, "cut": cut, "batch_norm": train("batch_norm")}
+    return {"whole": whole, "cut": cut, "loop": own_loop(), "batch_norm": train("batch_norm")}
 
 
 def main(scenario: str, folder: Path) -> None:

@@ -101,6 +101,7 @@ def test_two_processes(tmp_path):
     found = torch.load(tmp_path / "all.pt", weights_only=False)
     check_all(found)
     assert apart(found["whole"], found["cut"]) == 0  # bit for bit
+    assert apart(several.own_loop(), found["loop"]) <= 1e-10
     told = [json.loads((tmp_path / f"told.{rank}.json").read_text()) for rank in range(2)]
     for one in told:
         assert one["faults"].keys() == KINDS.keys()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
     from unbounded.training.trainer import Trainer
 
+_DATA = ("data", "weights", "validation", "monitor")
 _SAME = 1e-6  # relative: processors of different kinds may round differently
 
 
@@ -44,7 +45,11 @@ def check_start(
                 for name, one, two in found[:3]
             )
             more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-            raise ProcessError(f"the processes are not of one run: {told}{more}")
+            of_data = any(name.split(".")[0] in _DATA for name, *_ in found)
+            hint = (
+                ". Each needs all of the data, of which it then takes its part" if of_data else ""
+            )
+            raise ProcessError(f"the processes are not of one run: {told}{more}{hint}")
     check_alike(trainer)
 
 
