@@ -16,9 +16,10 @@ import torch
 import several
 from several import KINDS, OPTIONS, OWN
 from unbounded import parallel
-from unbounded.parallel import ALONE
+from unbounded.parallel import ALONE, ProcessError
 from unbounded.parallel.rows import own_rows
 from unbounded.parallel.start import meet
+from unbounded.training.agreement import check_places
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -174,6 +175,8 @@ def test_those_who_are_here_now_meet():
     assert len(words) == 3
     with pytest.raises(RuntimeError, match="process 0 did not answer within"):
         meet(store, 1, 2, 0.1)
+    with pytest.raises(RuntimeError, match="processes 1, 2 did not come within 0.1 seconds"):
+        meet(store, 0, 3, 0.1)
 
 
 def test_rows_are_shared_out():
@@ -184,6 +187,16 @@ def test_rows_are_shared_out():
             assert taken == list(range(rows))
             assert sum(share for _, share in parts) == pytest.approx(1, abs=1e-15)
             assert all(len(range(rows)[part]) for part, _ in parts)
+
+
+def test_devices_go_together():
+    both = [("a", "cuda:0"), ("b", "cuda:0"), ("a", "cuda:1"), ("a", "cuda:0")]
+    check_places(both[:3], True)
+    check_places(both, False)
+    with pytest.raises(ProcessError, match="processes 0 and 3 both train on cuda:0: give each"):
+        check_places(both, True)
+    with pytest.raises(ProcessError, match="process 0 trains on cuda:0, process 1 on cpu: all"):
+        check_places([both[0], ("a", "cpu")], False)
 
 
 def test_alone_nothing_is_asked(monkeypatch):
@@ -199,5 +212,5 @@ def test_alone_nothing_is_asked(monkeypatch):
         assert parallel.current() is ALONE
         assert parallel.rank() == 0
     monkeypatch.setenv("UNBOUNDED_TIMEOUT", "soon")
-    with pytest.raises(parallel.ProcessError, match="UNBOUNDED_TIMEOUT must be a number"):
+    with pytest.raises(ProcessError, match="UNBOUNDED_TIMEOUT must be a number"):
         parallel.current()

@@ -28,6 +28,8 @@ class Processes:
     """How many there are."""
     local_size: int = 1
     """How many of them share the memory of this machine."""
+    needs_own_gpus: bool = False
+    """Whether NCCL sums what is on GPUs, of which each process then needs one."""
     asks_end: bool = False
     """Whether this process was asked to end; the others learn of it with the next step."""
 
@@ -78,6 +80,7 @@ class Several(Processes):
 
     def __init__(self, local_size: int):
         self.rank, self.size, self.local_size = dist.get_rank(), dist.get_world_size(), local_size
+        self.needs_own_gpus = "nccl" in dist.get_backend_config()
         self.asked: Tensor | None = None  # how many were asked to end, as of the last step
         self._exchanges: WeakKeyDictionary[nn.Module, Exchange] = WeakKeyDictionary()
 

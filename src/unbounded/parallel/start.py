@@ -120,7 +120,13 @@ def meet(store: Any, rank: int, size: int, seconds: float) -> str:
     if rank == 0:
         store.set("unbounded/asked", mine)
         keys = [f"unbounded/{mine}/{other}" for other in range(1, size)]
-        store.wait(keys, timedelta(seconds=seconds))
+        try:
+            store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError:
+            missing = [rank for rank, key in enumerate(keys, 1) if not store.check([key])]
+            who = "process" if len(missing) == 1 else "processes"
+            which = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+            raise RuntimeError(f"{who} {which} did not come within {seconds:g} seconds") from None
         store.set(f"unbounded/{mine}", " ".join(store.get(key).decode() for key in keys))
         return mine
     while time.monotonic() < deadline:

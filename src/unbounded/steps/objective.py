@@ -60,7 +60,7 @@ class Gradient:
         self.hidden_kl: Tensor
         self.head_kl: Tensor
         self._sums: tuple[Tensor, ...] = ()
-        self._uses: Tensor  # with which probability each layer, then each head, is used
+        self._found: elbo.Evaluation
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
@@ -126,9 +126,7 @@ class Gradient:
         if self._exchange is not None and is_last:
             self._exchange.begin(self._shared)
         slopes.backward(posterior.log_q, log_lik, *kl)
-        # Not from the slopes: a process's share of the rows must leave no trace, not of rounding.
-        sizes = found.sizes[:2]
-        self._uses = torch.cat(elbo.use_probs(found.q, *sizes, model.cumulative_heads))
+        self._found = found
         self._note(posterior, found.terms, log_lik.detach(), weights, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
 
@@ -222,7 +220,10 @@ class Gradient:
     @cached_property
     def _use_probs(self) -> Tensor:
         """With which probability each active parameter is used, `(parameters,)`."""
-        return self.active.by_parameter(self._uses)
+        # Not from the slopes: a process's share of the rows must leave no trace, not of rounding.
+        layers, heads, _ = self._found.sizes
+        uses = elbo.use_probs(self._found.q, layers, heads, self.model.cumulative_heads)
+        return self.active.by_parameter(torch.cat(uses))
 
     def _paired(
         self, factors: Tensor, part: slice

@@ -1,6 +1,7 @@
 """Whether all processes of a run do the same: at its start, and after every epoch."""
 
 import math
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,8 @@ def check_start(
         "a checkpoint to resume from": there,
         **trainer.fingerprint,
     }
+    place = platform.node(), str(trainer.model.anchor.device)
+    check_places(trainer.processes.gather(place), trainer.processes.needs_own_gpus)
     first, *others = trainer.processes.gather(own)
     for rank, other in enumerate(others, 1):
         found = [d for name in first for d in differences(name, first[name], other.get(name))]
@@ -51,6 +54,27 @@ def check_start(
             )
             raise ProcessError(f"the processes are not of one run: {told}{more}{hint}")
     check_alike(trainer)
+
+
+def check_places(places: list[tuple[str, str]], own_gpus: bool) -> None:
+    """A ProcessError unless all processes train on devices that go together.
+
+    Args:
+        places: machine and device of each process.
+        own_gpus: whether none of them may share a GPU.
+    """
+    for rank, (machine, device) in enumerate(places):
+        if device.split(":")[0] != places[0][1].split(":")[0]:
+            raise ProcessError(
+                f"process 0 trains on {places[0][1]}, process {rank} on {device}: "
+                "all need the same kind of device"
+            )
+        earlier = places.index((machine, device))
+        if own_gpus and device.startswith("cuda") and earlier < rank:
+            raise ProcessError(
+                f"processes {earlier} and {rank} both train on {device}: give each a GPU of its "
+                "own, model.to(f\"cuda:{os.environ['LOCAL_RANK']}\")"
+            )
 
 
 def check_alike(trainer: "Trainer", due: bool = False, asked: bool = False) -> tuple[bool, bool]:
