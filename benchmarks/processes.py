@@ -35,7 +35,7 @@ class Timed(Eager):
 
     def start(self, task):
         super().start(task)
-        self.wall, self.cpu = [], []
+        self.wall, self.cpu, self.sent = [], [], 0
 
     def step(self, grow):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -43,6 +43,8 @@ class Timed(Eager):
         if more:
             self.wall.append(time.perf_counter() - wall)
             self.cpu.append(time.process_time() - cpu)
+            exchange = self.task.processes.exchange(self.members[0].model)
+            self.sent = 0 if exchange is None else exchange.sent_bytes
         return more
 
 
@@ -58,14 +60,13 @@ def work(options: argparse.Namespace) -> None:
     engine = Timed()
     settings = {"batch_size": options.rows, "epochs": options.steps, "progress": False}
     ub.fit(model, x, y, engine=engine, lr=1e-4, **settings)
-    exchange = parallel.current().exchange(model)
     active = sum(p.numel() * p.element_size() for p in model.parameters())
     found = {
         "wall": min(engine.wall),
         "cpu": min(engine.cpu),
-        "sent": 0 if exchange is None else exchange.sent_bytes,
+        "sent": engine.sent,
         "active": active,
-        "reduce": _all_reduce_seconds(active) if exchange is not None else 0.0,
+        "reduce": _all_reduce_seconds(active) if parallel.current().size > 1 else 0.0,
     }
     if parallel.rank() == 0:
         print("RESULT " + json.dumps(found), flush=True)

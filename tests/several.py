@@ -119,6 +119,8 @@ def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
         engine=Eager() if many > 1 else None,
         **{"batch_size": 16, "lr": 0.01, "select": "last", **options},
     )
+    hooks = [p._post_accumulate_grad_hooks for one in models for p in one.parameters()]
+    assert not any(hooks)  # the models are as they were found
     results = result if many > 1 else [result]
     rows = [[{**row, "seconds": 0} for row in one.history] for one in results]
     births = [one.history.births for one in results]

@@ -175,7 +175,7 @@ def test_those_who_are_here_now_meet():
     assert len(words) == 3
     with pytest.raises(RuntimeError, match="process 0 did not answer within"):
         meet(store, 1, 2, 0.1)
-    with pytest.raises(RuntimeError, match="processes 1, 2 did not come within 0.1 seconds"):
+    with pytest.raises(RuntimeError, match=r"processes 1, 2 did not come within 0\.1 seconds"):
         meet(store, 0, 3, 0.1)
 
 

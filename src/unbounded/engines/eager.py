@@ -284,6 +284,7 @@ class Eager(Engine):
 
     def _release(self, member: Member) -> None:
         """Before a model goes back to its owner."""
+        self.task.processes.release(member.model)
 
     # The rest -------------------------------------------------------------------------------
 

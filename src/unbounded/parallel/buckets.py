@@ -97,9 +97,14 @@ class Exchange:
         self.sent_bytes = sum(t.numel() * t.element_size() for t in tensors)
         return values
 
-    def _lay_out(self, parameters: list[nn.Parameter]) -> None:
+    def close(self) -> None:
+        """Leave no hook behind."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks, self._parameters, self.buckets, self._of = [], [], [], {}
+
+    def _lay_out(self, parameters: list[nn.Parameter]) -> None:
+        self.close()
         self._parameters = parameters
         groups: dict[Any, list[nn.Parameter]] = {}
         found: list[list[nn.Parameter]] = []

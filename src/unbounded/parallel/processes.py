@@ -52,6 +52,9 @@ class Processes:
         """Who sums the gradients of a model; None where there is nobody to share with."""
         return None
 
+    def release(self, model: nn.Module) -> None:
+        """Let go of what `exchange` keeps of a model."""
+
     def sum(self, *tensors: Tensor) -> None:
         """Sums over all processes, in place."""
 
@@ -106,6 +109,12 @@ class Several(Processes):
         if model not in self._exchanges:
             self._exchanges[model] = Exchange()
         return self._exchanges[model]
+
+    def release(self, model: nn.Module) -> None:
+        """Its buffers, and the hooks in its parameters."""
+        exchange = self._exchanges.pop(model, None)
+        if exchange is not None:
+            exchange.close()
 
     def sum(self, *tensors: Tensor) -> None:
         """One message each."""
