@@ -18,6 +18,7 @@ ROOMS = [
     {"growth", "predictive", "frozen"},
     {"model"},
     {"files"},
+    {"parallel"},
     {"steps"},
     {"engines"},
     {"training"},

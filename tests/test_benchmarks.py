@@ -1,5 +1,7 @@
 """The benchmarks run; how fast is for them to say."""
 
+import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of an installation")
 images = pytest.importorskip("benchmarks.images")
+processes = pytest.importorskip("benchmarks.processes")
 
 
 def once(candidates, *options, **more):
@@ -32,3 +35,10 @@ def test_the_rate_of_a_depth():
         assert images.ub.TruncatedPoisson(images.rate_for(depth)).max_depth() == depth
     with pytest.raises(ValueError, match="no λ ends at depth 0"):
         images.rate_for(0)
+
+
+def test_the_work_of_several_processes(capsys):
+    processes.work(argparse.Namespace(steps=2, width=8, rows=32, depth=3))
+    found = json.loads(capsys.readouterr().out.removeprefix("RESULT "))
+    assert found["wall"] > 0
+    assert found["sent"] == 0  # to nobody

@@ -12,7 +12,8 @@ import unbounded as ub
 from helpers import classes, numbers, same, state
 from unbounded.engines import Eager, Graphs, graphs
 from unbounded.steps.held_out_rows import behind
-from unbounded.training import Augment, HeldOutAscent, ImageData, trainer
+from unbounded.training import Augment, HeldOutAscent, ImageData
+from unbounded.training import best as best_epochs
 
 ROWS = 400
 
@@ -187,16 +188,16 @@ def test_a_rest_ends_where_much_is_to_be_gained():
 
 def test_the_best_epoch_goes_with_q():
     """Another depth replaces the best epoch unless it is worse for sure."""
-    best = trainer.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0}, (0.9, -0.3))
+    best = best_epochs.BestEpoch(3, (0.9, -0.3), {"depth_mean": 8.0}, (0.9, -0.3))
     later = {"depth_mean": 4.0, "val_error": 0.01, "val_log_error": 0.02}
-    assert trainer._has_moved_on(later, (0.895, -0.31), best)
-    assert not trainer._has_moved_on({**later, "depth_mean": 8.2}, (0.895, -0.31), best)
-    assert not trainer._has_moved_on(later, (0.88, -0.31), best)
-    assert not trainer._has_moved_on(later, (0.895, -0.33), best)
+    assert best_epochs.has_moved_on(later, (0.895, -0.31), best)
+    assert not best_epochs.has_moved_on({**later, "depth_mean": 8.2}, (0.895, -0.31), best)
+    assert not best_epochs.has_moved_on(later, (0.88, -0.31), best)
+    assert not best_epochs.has_moved_on(later, (0.895, -0.33), best)
     kept = dataclasses.replace(best, key=(0.892, -0.305))  # small losses do not add up
-    assert not trainer._has_moved_on(later, (0.885, -0.305), kept)
-    assert trainer._has_moved_on(later, (0.891, -0.305), kept)
-    assert not trainer._has_moved_on({"depth_mean": 4.0}, (0.895, -0.31), best)
+    assert not best_epochs.has_moved_on(later, (0.885, -0.305), kept)
+    assert best_epochs.has_moved_on(later, (0.891, -0.305), kept)
+    assert not best_epochs.has_moved_on({"depth_mean": 4.0}, (0.895, -0.31), best)
 
 
 def test_who_overfits_goes_by_training_rows_no_more():

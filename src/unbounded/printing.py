@@ -63,7 +63,8 @@ def show(text: object = "", file: TextIO | None = None) -> None:
     file = sys.stdout if file is None else file
     if file is not None:  # None: there is no standard output
         with naming("standard error" if file is sys.stderr else "standard output"):
-            print(readable(str(text), file), file=file, flush=True)
+            # The line and its end at once: other processes may print at the same time.
+            print(readable(str(text), file) + "\n", end="", file=file, flush=True)
 
 
 def show_json(document: Any) -> None:

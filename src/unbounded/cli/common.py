@@ -52,9 +52,10 @@ class Console:
     always there, and only if that is a terminal.
     """
 
-    def __init__(self, options: argparse.Namespace):
-        self.json = bool(getattr(options, "json", False))
-        self.quiet = bool(getattr(options, "quiet", False))
+    def __init__(self, options: argparse.Namespace, speaks: bool = True):
+        self.speaks = speaks  # of several processes one does
+        self.json = speaks and bool(getattr(options, "json", False))
+        self.quiet = not speaks or bool(getattr(options, "quiet", False))
         written = [getattr(options, name, None) for name in ("out", "report")]
         taken = any(path is not None and atomic.descriptor(path) == 1 for path in written)
         self.words_aside = self.json or taken
@@ -71,7 +72,8 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error."""
-        show(f"unbounded: {text}", sys.stderr)
+        if self.speaks:
+            show(f"unbounded: {text}", sys.stderr)
 
     def result(self, document: dict[str, Any]) -> None:
         """Print the document, if `--json` asks for it."""

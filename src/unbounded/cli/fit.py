@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unbounded import atomic, interrupts
+from unbounded import atomic, interrupts, parallel
 from unbounded.cli import common, outputs
 from unbounded.cli.common import CommandError, Console
 from unbounded.printing import one_line
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "fit"
 HELP = "learn from a table"
+TAKES_PROCESSES = True
 DESCRIPTION = """\
 Learn to predict one column of a table from the others, with a network whose depth is inferred.
 
@@ -37,6 +38,7 @@ examples:
   unbounded fit visits.parquet --target returned --task classification --category postcode \\
       --drop name --out visits.udn --report visits.html
   xz -dc train.csv.xz | unbounded fit - --target price --out house.udn
+  torchrun --nproc-per-node 4 -m unbounded fit train.csv --target price --out house.udn
 """
 _SHOWN_COLUMNS = 40
 _LISTS = {
@@ -89,18 +91,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prepare the table, train, score and write, with words in between."""
-    from unbounded.tables import prepare
-
-    console = Console(options)
-    out, page = _outputs(options)
-    device = common.check_device(options.device)
-    table = common.open_table(options, options.missing)
-    lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
-    if options.target in lists["drop"]:
-        raise CommandError(f"--drop names the target, {options.target!r}")
+    parallel.choose_gpu()
+    processes = parallel.current()
+    console = Console(options, processes.is_first)
     both = {"seed": options.seed, "progress": console.shows_progress}
-    split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
-    data = prepare(table, options.target, **split, **lists, **both)
+    with processes.agreeing(CommandError):
+        if processes.size > 1 and str(options.table) == "-":
+            raise CommandError(
+                "several processes cannot share standard input: write the table to a file"
+            )
+        out, page = _outputs(options, processes.is_first)
+        device = common.check_device(options.device)
+        data = _prepare(options, both)
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
@@ -109,6 +111,8 @@ def run(options: argparse.Namespace) -> None:
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
     with interrupts.deferred() as request, common.told_warnings(console):
         model = _train(data, {"device": device, **chosen, **both})
+        if not processes.is_first:
+            return  # one scores and writes
         if atomic.is_file(out):  # a pipe would get it twice
             with interrupts.shielded():
                 model.save(out)
@@ -122,6 +126,17 @@ def run(options: argparse.Namespace) -> None:
             written = f"\npage:  {one_line(page)}" if page is not None else ""
             console.say(f"model: {one_line(out)}{written}")
             console.result({"model": out, "report": page, **model.describe()})
+
+
+def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTable":
+    from unbounded.tables import prepare
+
+    table = common.open_table(options, options.missing)
+    lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
+    if options.target in lists["drop"]:
+        raise CommandError(f"--drop names the target, {options.target!r}")
+    split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
+    return prepare(table, options.target, **split, **lists, **both)
 
 
 def _train(data: "PreparedTable", options: dict[str, Any]) -> "TableModel":
@@ -156,7 +171,9 @@ def _score(
         console.say(_scores(model))
 
 
-def _outputs(options: argparse.Namespace) -> tuple[Path, Path | None]:
+def _outputs(options: argparse.Namespace, writes: bool) -> tuple[Path, Path | None]:
+    if not writes:  # another process does
+        return options.out, None
     out = outputs.check_output(options, options.out, outputs.MODEL, options.table)
     page: Path | None = options.report
     if options.no_report or (page is None and not atomic.is_file(out)):

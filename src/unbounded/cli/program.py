@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from unbounded import interrupts
+from unbounded import interrupts, parallel
 from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
 from unbounded.cli.common import CommandError
 from unbounded.printing import show
@@ -74,7 +74,8 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=Formatter,
         )
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        takes = getattr(command, "TAKES_PROCESSES", False)
+        sub.set_defaults(run=command.run, takes_processes=takes)
     return parser
 
 
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     try:
         options = build_parser().parse_args(arguments)
+        if parallel.started() > 1 and not options.takes_processes:
+            raise CommandError(f"unbounded {options.command} runs in one process, without torchrun")
         options.run(options)
         sys.stdout.flush()
         return 0
@@ -115,10 +118,11 @@ def _explain(error: Exception) -> str | None:
     from unbounded.experiments import StudyError
     from unbounded.files import FileError
     from unbounded.growth import TooDeepError
+    from unbounded.parallel import ProcessError
     from unbounded.tables import TableError
     from unbounded.training import NonFiniteError
 
-    if isinstance(error, CommandError | TableError | FileError | StudyError):
+    if isinstance(error, CommandError | TableError | FileError | StudyError | ProcessError):
         return str(error)
     if isinstance(error, NonFiniteError):
         return f"training diverged before there was anything to keep: {error}"

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from unbounded.model import UDN
+from unbounded.parallel import ALONE, Processes
 from unbounded.steps.options import FitOptions
 
 Row = dict[str, Any]
@@ -42,6 +43,7 @@ class TrainingTask:
         depth_lr_ratios: rates of λ, as multiples of these.
         options: all else.
         on_birth: to be called with a model's number and a `Birth`.
+        processes: who share the rows of each batch.
     """
 
     models: Sequence[UDN]
@@ -54,6 +56,7 @@ class TrainingTask:
     depth_lr_ratios: Sequence[float]
     options: FitOptions
     on_birth: Callable[[int, Birth], None]
+    processes: Processes = ALONE
 
     @property
     def validates(self) -> bool:
@@ -68,6 +71,8 @@ class Engine(ABC):
     it says no, `end_epoch`, `keep_best`, perhaps `stop`, `state`; at last `finish`.
     """
 
+    takes_processes: ClassVar[bool] = False
+    """Whether it shares the rows with other processes."""
     capture_seconds: float = 0.0
     """How much of the run went into capturing and compiling."""
 

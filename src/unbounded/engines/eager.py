@@ -20,7 +20,14 @@ from unbounded.engines.states import check_member, load_member, save_member
 from unbounded.files import FileError, under
 from unbounded.model import UDN
 from unbounded.schema import anything, list_of, real, record
-from unbounded.steps.batches import Batch, Batches, batches, check_shapes, training_batches
+from unbounded.steps.batches import (
+    Batch,
+    Batches,
+    batches,
+    check_processes,
+    check_shapes,
+    training_batches,
+)
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.optimizers import make_optimizer
 from unbounded.steps.options import FitOptions
@@ -70,6 +77,7 @@ class Eager(Engine):
     take their steps in turn.
     """
 
+    takes_processes = True
     members: list[Member]
 
     def start(self, task: TrainingTask) -> None:
@@ -123,6 +131,10 @@ class Eager(Engine):
 
     def end_epoch(self) -> list[Row | None]:
         """Means of the terms, the depth, and the scores of each model: one host read each."""
+        if self.task.processes.size > 1:
+            for member in self.members:  # what normalisations have noted of their own rows
+                found = [b for b in member.model.network.buffers() if b.is_floating_point()]
+                self.task.processes.mean(*found)
         return [self._row(member) if member.alive else None for member in self.members]
 
     def keep_best(self, models: Sequence[int]) -> None:
@@ -227,6 +239,10 @@ class Eager(Engine):
 
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """One step of one model."""
+        processes, share = self.task.processes, 1.0
+        if processes.size > 1:
+            here, share = processes.own_rows(batch.x.shape[0])
+            batch = Batch(*(None if part is None else part[here] for part in batch))  # type: ignore[arg-type]
         if grow:
             self._grow(member, None, batch)
         info = step_with(
@@ -238,6 +254,8 @@ class Eager(Engine):
             False,
             member.scaler,
             f" at step {member.steps} (epoch {self.epoch + 1})",
+            processes,
+            share,
         )
         member.terms.extend(info.terms)
 
@@ -249,15 +267,24 @@ class Eager(Engine):
             rows = -(-batch.x.shape[0] // member.options.micro_batches)
             kept = self.task.validates + (member.average is not None)
             room = growth.Room.in_training(member.optimizer, (rows, *batch.x.shape[1:]), kept)
-            growth.check_room(model, change.hidden.stop - 1, model.network.num_layers, room)
+            self._check_room(model, change.hidden.stop - 1, room)
             growth.apply(change, member.model, member.optimizer)
         if member.average is not None:
             member.average.notice()
         if change.hidden:
             self.task.on_birth(member.number, Birth(change.hidden, member.steps))
 
+    def _check_room(self, model: UDN, last: int, room: growth.Room = growth.Room()) -> None:  # noqa: B008
+        """A `TooDeepError` in all processes unless the layers have room in each."""
+        processes = self.task.processes
+        if model.anchor.device.type == "cpu":
+            room = room._replace(members=room.members * processes.local_size)
+        with processes.agreeing(growth.TooDeepError):
+            growth.check_room(model, last, model.network.num_layers, room)
+
     def _release(self, member: Member) -> None:
         """Before a model goes back to its owner."""
+        self.task.processes.release(member.model)
 
     # The rest -------------------------------------------------------------------------------
 
@@ -279,6 +306,7 @@ class Eager(Engine):
             for name, each in task.sets.items()
         }
         held_out.check_rule(options.depth_rule, sets)
+        check_processes(task.processes, task.batch_size, {"training": data, **sets})
         check_shapes(model, [data, *sets.values()])
         optimizer = self._build_optimizer(number)
         found = [
@@ -305,7 +333,7 @@ class Eager(Engine):
             task.calls[number],
             options,
             data,
-            SetScores(sets),
+            SetScores(sets, task.processes),
             optimizer,
             scheduler,
             scaler,
@@ -361,7 +389,7 @@ class Eager(Engine):
         try:  # the last step may have taken λ anywhere
             born = model.network.num_layers
             if model.depth.max_depth() > born + growth.LARGEST_BIRTH:
-                growth.check_room(model, model.depth.max_depth(), born)
+                self._check_room(model, model.depth.max_depth())
         except FloatingPointError as error:
             self._fail(member, f"{error}, in epoch {self.epoch + 1}")
             return None

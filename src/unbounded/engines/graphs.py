@@ -52,6 +52,8 @@ class Graphs(Eager):
         self.lag, self.compiles, self.graphs, self.tunes = lag, compiles, graphs, tunes
         self.capture_seconds = 0.0
 
+    takes_processes = False
+
     def start(self, task: TrainingTask) -> None:
         """Refuse what a graph cannot hold, and get ready to capture."""
         options = task.options

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from unbounded.parallel import Processes
+
 if TYPE_CHECKING:
     from unbounded.model import UDN
     from unbounded.steps.images import ImageBatches
@@ -196,6 +198,26 @@ def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
             if isinstance(data, ArrayBatches | ImageBatches):
                 x, y, _ = data.head(2)
                 model.likelihood.check_outputs(model(x), y)
+
+
+def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
+    """A ValueError unless there are rows for each process, and each can have all of them."""
+    if processes.size == 1:
+        return
+    for name, data in sets.items():
+        if isinstance(data, LoaderBatches):
+            raise ValueError(
+                f"{name} data: a DataLoader does not go with several processes, each of which "
+                "takes its part of every batch: give arrays or ImageData"
+            )
+    rows = sets["training"].num_data
+    if rows < processes.size:
+        raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")
+    if batch_size < processes.size:
+        raise ValueError(
+            f"batch_size is {batch_size} for {processes.size} processes: "
+            "each needs a row of every batch"
+        )
 
 
 def as_tensor(values: Any, what: str) -> Tensor:

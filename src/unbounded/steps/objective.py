@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from unbounded import elbo
 from unbounded.elbo import ElboTerms
+from unbounded.parallel import ALONE, Processes
+from unbounded.parallel.processes import sum_step
 from unbounded.steps.options import StepOptions
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Gradient:
         call: what to call for Ω_ℓ(x); the model itself, or a compiled form of it.
         support: first and last depth, where the caller knows them; else λ is asked.
         scaler: a gradient scaler, for `torch.float16`.
+        processes: who have the other rows of the batch; `share` waits for them.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class Gradient:
         call: Callable[..., Tensor] | None = None,
         support: tuple[int, int] | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        processes: Processes = ALONE,
     ):
         self.model, self.num_data, self.options = model, num_data, options
+        self.processes, self._exchange = processes, processes.exchange(model)
         self.call = model if call is None else call
         self.support, self.scaler = support, scaler
         self.closed_form = scaler is None and model.weight_prior.precision is not None
@@ -55,7 +60,7 @@ class Gradient:
         self.hidden_kl: Tensor
         self.head_kl: Tensor
         self._sums: tuple[Tensor, ...] = ()
-        self._uses: Tensor  # with which probability each layer, then each head, is used
+        self._found: elbo.Evaluation
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
 
     @property
@@ -68,14 +73,23 @@ class Gradient:
         """−𝓛(q)/n of what was added so far, detached."""
         return self.terms.loss(self.num_data)
 
-    def add(self, x: Tensor, y: Tensor, weights: Tensor | None, share: float = 1.0) -> None:
+    def add(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        share: float = 1.0,
+        is_last: bool = True,
+    ) -> None:
         """Add the gradient of a part of the batch to `grad` of the active parameters.
 
         Args:
             x: inputs, `(rows, …)`.
             y: targets, `(rows, …)`.
             weights: how often each row counts, `(rows,)`.
-            share: which part of the batch's rows these are; the parts' shares sum to 1.
+            share: which part of the batch's rows these are; the parts' shares sum to 1, over
+                all processes.
+            is_last: whether this process has no further part.
         """
         model = self.model
         if self.support is None:
@@ -109,10 +123,31 @@ class Gradient:
             # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
             each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
             slopes = found.slopes(-each, each, each)
+        if self._exchange is not None and is_last:
+            self._exchange.begin(self._shared)
         slopes.backward(posterior.log_q, log_lik, *kl)
-        self._uses = torch.cat([slopes.hidden_kl, slopes.head_kl]) / each
+        self._found = found
         self._note(posterior, found.terms, log_lik.detach(), weights, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
+
+    def share(self) -> None:
+        """Gradients and terms of the whole batch, whose other rows are with other processes."""
+        if self._exchange is not None:
+            self._sums = sum_step(self.processes, self._exchange, self._sums)
+            self.terms = ElboTerms(*self._sums[:3])
+
+    @property
+    def _shared(self) -> list[nn.Parameter]:
+        """What the data have a gradient for: active parameters, and those outside the network."""
+        known = {id(parameter) for parameter in self.active.parameters}
+        others = [
+            parameter
+            for name, part in self.model.named_children()
+            if name != "network"
+            for parameter in part.parameters()
+            if parameter.requires_grad and id(parameter) not in known
+        ]
+        return [*others, *self.active.parameters]
 
     @property
     def _loss_scale(self) -> Tensor:
@@ -185,7 +220,10 @@ class Gradient:
     @cached_property
     def _use_probs(self) -> Tensor:
         """With which probability each active parameter is used, `(parameters,)`."""
-        return self.active.by_parameter(self._uses)
+        # Not from the slopes: a process's share of the rows must leave no trace, not of rounding.
+        layers, heads, _ = self._found.sizes
+        uses = elbo.use_probs(self._found.q, layers, heads, self.model.cumulative_heads)
+        return self.active.by_parameter(torch.cat(uses))
 
     def _paired(
         self, factors: Tensor, part: slice

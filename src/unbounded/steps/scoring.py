@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unbounded.likelihoods import Likelihood
+from unbounded.parallel import ALONE, Processes
 from unbounded.predictive import evaluating
 from unbounded.steps.batches import ArrayBatches, Batch, Batches
 
@@ -25,10 +26,14 @@ class SetScores:
 
     Rows count as often as their weights say, where a set has weights. Small sets are put together
     once and scored in one pass. Never creates a layer; the model's mode is left as it was.
+
+    Args:
+        sets: by name.
+        processes: who share the rows; each scores a part of them, and all get the same scores.
     """
 
-    def __init__(self, sets: Sets):
-        self.sets = dict(sets)
+    def __init__(self, sets: Sets, processes: Processes = ALONE):
+        self.sets, self.processes = dict(sets), processes
         arrays = {name: data for name, data in sets.items() if isinstance(data, ArrayBatches)}
         self.by_depth = torch.zeros(0)
         """log p(y_i; Ω_ℓ(x_i)) of the set that was kept last, `(depth, rows)`."""
@@ -37,7 +42,8 @@ class SetScores:
         alike = {(d.x.shape[1:], d.y.shape[1:], d.x.dtype, d.y.dtype) for d in arrays.values()}
         few = sum(self._sizes.values()) <= min((d.batch_size for d in arrays.values()), default=0)
         unweighted = all(data.weights is None for data in arrays.values())
-        if len(arrays) > 1 and len(alike) == 1 and few and unweighted:
+        lone = processes.size == 1
+        if len(arrays) > 1 and len(alike) == 1 and few and unweighted and lone:
             self._joint = Batch(
                 torch.cat([data.x for data in arrays.values()]),
                 torch.cat([data.y for data in arrays.values()]),
@@ -59,7 +65,9 @@ class SetScores:
         sums: dict[str, Tensor] = {}
         with evaluating(model), torch.inference_mode():
             log_q = model.depth_log_probs()
-            for sizes, (x, y, weights) in self._passes():
+            for sizes, batch in self._passes():
+                part = _Part(batch, sizes, self.processes)
+                sizes, (x, y, weights) = part.sizes, part.rows
                 if autocast is None:
                     outputs = model(x)
                 else:
@@ -69,19 +77,24 @@ class SetScores:
                 if keep in sizes:
                     by_depth = likelihood.log_lik(outputs, y)
                     place = list(sizes).index(keep)
-                    kept.append(by_depth.split(list(sizes.values()), 1)[place])
+                    kept.append(part.in_place(by_depth.split(list(sizes.values()), 1)[place]))
                 score, log_prob = row_scores(likelihood, outputs, log_q, y)
                 count = torch.ones_like(log_prob) if weights is None else weights
                 rows = torch.stack([score, log_prob, count])
                 if weights is not None:
                     rows[:2] *= weights
                 rows = torch.cat([rows, rows[:2] ** 2])
-                for name, part in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
-                    total = part.sum(1, dtype=torch.float64)  # double, so that counts are exact
+                if part.is_empty:
+                    rows.zero_()
+                for name, own in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
+                    total = own.sum(1, dtype=torch.float64)  # double, so that counts are exact
                     sums[name] = sums[name] + total if name in sums else total
-            values = torch.stack([sums[name] for name in self.sets]).tolist() if sums else []
+            totals = torch.stack([sums[name] for name in self.sets]) if sums else log_q[:0]
+            self.processes.sum(totals)
+            values = totals.tolist()
             if kept:
                 self.by_depth = torch.cat(kept, 1)
+                self.processes.sum(self.by_depth)
         result: dict[str, float] = {}
         for name, (score_sum, log_score, count, *squares) in zip(self.sets, values, strict=True):
             mean, log_mean = score_sum / count, log_score / count
@@ -104,6 +117,31 @@ class SetScores:
             if self._joint is None or name not in self._sizes:
                 for batch in data:
                     yield {name: batch.y.shape[0]}, batch
+
+
+class _Part:
+    """The rows of a batch that this process scores; all of them if it is alone."""
+
+    def __init__(self, batch: Batch, sizes: dict[str, int], processes: Processes):
+        self.rows, self.sizes, self.is_empty = batch, sizes, False
+        self._all: int | None = None
+        if processes.size > 1:
+            self._all = batch.y.shape[0]
+            self._here, share = processes.own_rows(self._all)
+            self.is_empty = share == 0
+            x, y, weights = batch
+            own = None if weights is None else weights[self._here]
+            self.rows = Batch(x[self._here], y[self._here], own)
+            self.sizes = dict.fromkeys(sizes, self._here.stop - self._here.start)
+
+    def in_place(self, by_depth: Tensor) -> Tensor:
+        """Numbers `(depth, own rows)` among zeros for the rows of others: `(depth, rows)`."""
+        if self._all is None:
+            return by_depth
+        found = by_depth.new_zeros(by_depth.shape[0], self._all, dtype=torch.float64)
+        if not self.is_empty:
+            found[:, self._here] = by_depth
+        return found
 
 
 def standard_error(mean: float, square: float, count: float) -> float:

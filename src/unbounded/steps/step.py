@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from unbounded import growth
+from unbounded import growth, parallel
 from unbounded.elbo import ElboTerms
+from unbounded.parallel import ALONE, Processes
 from unbounded.steps.objective import Gradient
 from unbounded.steps.options import StepOptions
 
@@ -49,7 +51,8 @@ def step(
     """Grow to the support of q(ℓ; λ), evaluate the objective on a batch, move active parameters.
 
     Parameters of depths outside the support get no gradient (`grad is None`), so no optimiser
-    moves them or their state.
+    moves them or their state. Of several processes (torchrun) each calls this with rows of its own,
+    and all take the step of all these rows.
 
     Args:
         model: in training mode, on its device; or `torch.compile(model)`.
@@ -67,8 +70,23 @@ def step(
         NonFiniteError: if the loss is NaN or infinite; nothing has been moved then.
         TooDeepError: if the layers that λ asks for would not fit into memory; likewise.
     """
+    processes = parallel.current()
+    share = 1.0
+    if processes.size > 1:
+        rows = x.new_full((), x.shape[0], dtype=torch.float64)
+        processes.sum(rows)
+        share = x.shape[0] / rows.item()
     return step_with(
-        StepOptions(**options), model, optimizer, (x, y, weights), num_data, grow, scaler, at
+        StepOptions(**options),
+        model,
+        optimizer,
+        (x, y, weights),
+        num_data,
+        grow,
+        scaler,
+        at,
+        processes,
+        share,
     )
 
 
@@ -81,22 +99,31 @@ def step_with(
     grow: bool,
     scaler: torch.amp.GradScaler | None,
     at: str,
+    processes: Processes = ALONE,
+    share: float = 1.0,
 ) -> StepInfo:
-    """`step` with its options as a record, for who has checked them already."""
+    """`step` with its options as a record, for who has checked them already.
+
+    Where other processes have the rest of the batch, `share` is the part of its rows that is here.
+    All of them come to the same gradient, and so to the same decisions.
+    """
     inner = uncompiled(model)
     change = _NOTHING
     if grow:
         change = growth.plan(inner, drop_inactive=options.drop_inactive)
         if change.changes:
             room = growth.Room.in_training(optimizer, batch[0].shape)
-            growth.check_room(inner, change.hidden.stop - 1, inner.network.num_layers, room)
+            with processes.agreeing(growth.TooDeepError):
+                growth.check_room(inner, change.hidden.stop - 1, inner.network.num_layers, room)
             growth.apply(change, inner, optimizer)
     for group in optimizer.param_groups:  # as zero_grad does, at a quarter of its price
         for parameter in group["params"]:
             parameter.grad = None
-    gradient = Gradient(inner, num_data, options, call=model, scaler=scaler)
-    for x, y, weights, share in pieces(batch, options.micro_batches):
-        gradient.add(x, y, weights, share)
+    gradient = Gradient(inner, num_data, options, call=model, scaler=scaler, processes=processes)
+    parts = pieces(batch, options.micro_batches)
+    for number, (x, y, weights, part) in enumerate(parts, 1):
+        gradient.add(x, y, weights, part * share, number == len(parts))
+    gradient.share()
     value = gradient.loss.item()
     if not math.isfinite(value):
         inner.zero_grad(set_to_none=True)
@@ -119,6 +146,11 @@ def step_with(
 
 def uncompiled(model: Any) -> "UDN":
     """The model inside of `torch.compile(model)`; a model as it is passes through."""
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "DistributedDataParallel knows no layer that is born later: give the model itself, "
+            "whose gradients are summed over processes all the same"
+        )
     return getattr(model, "_orig_mod", model)
 
 

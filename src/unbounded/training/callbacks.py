@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unbounded import parallel
 from unbounded.depth import TruncatedConwayMaxwell
 from unbounded.steps.depth_rules import DepthRule
 
@@ -80,6 +81,8 @@ class Sharpen(Callback):
 class TensorBoard(Callback):
     """Write every column of the history to TensorBoard (the extra `unbounded[tensorboard]`).
 
+    Of several processes the first one does.
+
     Args:
         folder: where the event files go.
     """
@@ -93,19 +96,21 @@ class TensorBoard(Callback):
                 "TensorBoard logging needs the package tensorboard: "
                 "pip install 'unbounded[tensorboard]'"
             ) from error
-        self._writer = SummaryWriter(self.folder)
+        self._writer = SummaryWriter(self.folder) if parallel.rank() == 0 else None
 
     def on_birth(self, trainer: "Trainer", depths: range) -> None:
         """A text entry for each birth."""
         for depth in depths:
-            self._writer.add_text("births", f"layer {depth}", trainer.step)
+            if self._writer is not None:
+                self._writer.add_text("births", f"layer {depth}", trainer.step)
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
         """A scalar for each column."""
         for name, value in row.items():
-            if isinstance(value, int | float):
+            if self._writer is not None and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, row["epoch"])
 
     def on_fit_end(self, trainer: "Trainer") -> None:
         """Close the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

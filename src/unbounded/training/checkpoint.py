@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,20 +34,29 @@ if TYPE_CHECKING:
     from unbounded.training.trainer import Trainer
 
 FORMAT = "unbounded-checkpoint-3"
+_RANDOM = re.compile(r"random\.(torch|cuda)(\.[1-9][0-9]{0,6})?")
 _EARLIER = ("unbounded-checkpoint-1", "unbounded-checkpoint-2")
 # Whose change makes scores of epochs before and after it two different things.
 _JUDGES = frozenset({"validation", "select", "likelihood"})
 
 
 def save(trainer: "Trainer", path: str | Path) -> None:
-    """Everything that the next epoch depends on, into one file, by way of a temporary one."""
+    """Everything that the next epoch depends on, into one file, by way of a temporary one.
+
+    Of several processes all call this and the first writes, with the random states of all.
+    """
     from unbounded import __version__
 
+    states = {"torch": torch.get_rng_state()}
+    if trainer.model.anchor.is_cuda:
+        states["cuda"] = torch.cuda.get_rng_state(trainer.model.anchor.device)
+    random_states = trainer.processes.gather(states)
+    if not trainer.processes.is_first:
+        return
     plain, tensors = trainer.engine.state()
     tensors = {f"engine.{name}": tensor for name, tensor in tensors.items()}
-    tensors["random.torch"] = torch.get_rng_state()
-    if trainer.model.anchor.is_cuda:
-        tensors["random.cuda"] = torch.cuda.get_rng_state(trainer.model.anchor.device)
+    for rank, found in enumerate(random_states):
+        tensors |= {_random_name(kind, rank): state for kind, state in found.items()}
     header = {
         "format": FORMAT,
         "versions": {"unbounded": __version__, "torch": torch.__version__},
@@ -97,9 +107,10 @@ def load(trainer: "Trainer", path: str | Path, despite: frozenset[str] = frozens
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = header["random"]["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(tensors["random.torch"])
+    torch.set_rng_state(_random_state(trainer, tensors, "torch"))
     if trainer.model.anchor.is_cuda and "random.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random.cuda"], trainer.model.anchor.device)
+        state = _random_state(trainer, tensors, "cuda")
+        torch.cuda.set_rng_state(state, trainer.model.anchor.device)
     _begin_again(trainer, changed)
 
 
@@ -263,12 +274,26 @@ def _check_row(where: str, row: dict[str, Any], done: int, columns: list[str]) -
 
 def _check_random(trainer: "Trainer", tensors: dict[str, Tensor]) -> None:
     for name in tensors:
-        if name not in ("random.torch", "random.cuda") and not name.startswith("engine."):
+        if not _RANDOM.fullmatch(name) and not name.startswith("engine."):
             raise FileError(f"the tensor {name} is not known to this version")
     check_generator("random.torch", tensors.get("random.torch"), torch.default_generator)
     device = trainer.model.anchor.device
-    if device.type == "cuda" and "random.cuda" in tensors:
-        check_generator("random.cuda", tensors["random.cuda"], torch.Generator(device))
+    for name in filter(_RANDOM.fullmatch, tensors):
+        if name.startswith("random.torch"):
+            check_generator(name, tensors[name], torch.default_generator)
+        elif device.type == "cuda":
+            check_generator(name, tensors[name], torch.Generator(device))
+
+
+def _random_name(kind: str, rank: int) -> str:
+    """The name of a process's random state; that of the first is as if it were alone."""
+    return f"random.{kind}.{rank}" if rank else f"random.{kind}"
+
+
+def _random_state(trainer: "Trainer", tensors: dict[str, Tensor], kind: str) -> Tensor:
+    """This process's own, or the first one's where there were fewer processes."""
+    own = _random_name(kind, trainer.processes.rank)
+    return tensors.get(own, tensors[f"random.{kind}"])
 
 
 def _describe(member: Any) -> dict[str, Any]:
@@ -292,7 +317,7 @@ def _describe(member: Any) -> dict[str, Any]:
 
 
 def _restore(member: Any, described: dict[str, Any]) -> None:
-    from unbounded.training.trainer import BestEpoch
+    from unbounded.training.best import BestEpoch
 
     member.history.rows[:] = described["rows"]
     member.history.births[:] = described["births"]

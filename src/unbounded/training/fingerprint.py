@@ -98,7 +98,7 @@ def check_same(then: dict[str, Any], now: dict[str, Any], accepted: frozenset[st
     for name in then.keys() ^ now.keys():
         what = "missing" if name in now else "not known to this version"
         raise FileError(f"the field fingerprint.{name} is {what}")
-    differing = {name: list(_differences(name, then[name], now[name])) for name in now}
+    differing = {name: _told(name, then[name], now[name]) for name in now}
     differing = {name: found for name, found in differing.items() if found}
     refused = {name: found for name, found in differing.items() if name not in accepted}
     if not refused:
@@ -284,19 +284,26 @@ def _same(values: list[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
 
 
-def _differences(name: str, then: Any, now: Any) -> Iterator[str]:
+def _told(name: str, then: Any, now: Any) -> list[str]:
+    found = differences(name, then, now)
+    return [f"{where} was {short(one)}, is {short(other)}" for where, one, other in found]
+
+
+def differences(name: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where two values of plain data differ, with both."""
     if then == now and isinstance(then, bool) == isinstance(now, bool):
         return
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() & now.keys():
         for key in dict.fromkeys([*now, *then]):
-            yield from _differences(f"{name}.{key}", then.get(key), now.get(key))
+            yield from differences(f"{name}.{key}", then.get(key), now.get(key))
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         for index, (one, other) in enumerate(zip(then, now, strict=True)):
-            yield from _differences(f"{name}[{index}]", one, other)
+            yield from differences(f"{name}[{index}]", one, other)
     else:
-        yield f"{name} was {_short(then)}, is {_short(now)}"
+        yield name, then, now
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in a few words."""
     shown = "nothing" if value is None else repr(value)
     return shown if len(shown) <= 70 else shown[:69] + "…"

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from unbounded import atomic
+from unbounded import atomic, parallel
 from unbounded.engines import Eager, Engine, Graphs, Stacked
-from unbounded.engines.base import Birth, TrainingTask
+from unbounded.engines.base import Birth, TrainingTask, refuse
 from unbounded.model import UDN
+from unbounded.parallel import ALONE, Processes
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
@@ -51,13 +52,14 @@ def fit(
 
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
-        x: inputs `(rows, …)` as a tensor, array or frame, with `y`; or (x, y), `ImageData`, or a
-            DataLoader of (x, y) pairs. A list has one of these for each of several models.
+            Under torchrun the processes share the rows of each batch: docs/scaling.md.
+        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, or a DataLoader
+            of (x, y) pairs; a list of these for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
         monitor: further sets to score every epoch, such as {"test": (x, y)}.
-        epochs: how many passes over the data, in all (a resumed run counts its earlier ones).
+        epochs: passes over the data, in all (a resumed run counts its earlier ones).
         batch_size: rows a step.
         lr: learning rate of the weights; a list has one for each model.
         patience: stop after this many epochs without a better validation score.
@@ -74,54 +76,55 @@ def fit(
         options: the fields of `FitOptions`: optimizer, scheduler, clip, autocast, depth_rule, ….
 
     Returns:
-        How training ended, a list of these for a list of models. Ctrl-C and SIGTERM keep the best
-        epoch and write the checkpoint, for which the epoch is finished; a second one ends at once.
+        How training ended, for each model. Ctrl-C and SIGTERM keep the best epoch and write the
+        checkpoint, for which the epoch is finished; a second one ends at once.
 
     Raises:
         NonFiniteError: if a lone model's loss is no number (its `result` is what was reached, and
             the model has the best weights); of several, `stopped` says so.
     """
-    if weights is not None and y is None:
-        raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
-    _check_run(epochs, checkpoint, resume)
-    despite = check_words(resume_despite)
+    processes = parallel.current()
     lone = not isinstance(model, list | tuple)
     models: list[UDN] = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
-    _check_models(models, options)
-    data = x if y is None else (x, y) if weights is None else (x, y, weights)
-    settings = FitOptions.of(options)
-    task = partial(
-        _task,
-        models,
-        data=data,
-        sets=_scored_sets(validation, monitor),
-        options=settings,
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-        lone=lone,
-    )
-    written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": despite}
+    with processes.agreeing():
+        _check_run(epochs, checkpoint, resume, processes.is_first)
+        _check_models(models, options)
+        words = check_words(resume_despite)
+        task = partial(
+            _task,
+            models,
+            data=_data(x, y, weights),
+            sets=_scored_sets(validation, monitor),
+            options=FitOptions.of(options),
+            processes=processes,
+            batch_size=batch_size,
+            lr=lr,
+            seed=seed,
+            lone=lone,
+        )
+    written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": words}
     run = {"progress": progress, "epochs": int(epochs), **written}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
-    results = _in_chunks(models, settings.chunk, data, task, chosen, run)
+    results = _in_chunks(models, task, chosen, run)
     return results[0] if lone else results
 
 
 def _in_chunks(
     models: Sequence[UDN],
-    chunk: int | None,
-    data: Any,
-    task: Callable[..., TrainingTask],
+    task: partial[TrainingTask],
     chosen: dict[str, Any],
     run: dict[str, Any],
 ) -> list[FitResult]:
     """One trainer after another, each with some of the models."""
     results: dict[int, FitResult] = {}
-    parts = _chunks(models, chunk)
+    processes: Processes = task.keywords["processes"]
+    parts = _chunks(models, task.keywords["options"].chunk)
     for number, part in enumerate(parts):
-        engine = chosen["engine"] or _default_engine(models, data)
-        trainer = Trainer(partial(task, part), **{**chosen, "engine": engine})
+        engine = chosen["engine"] or _default_engine(models, task.keywords["data"], processes)
+        with processes.agreeing():
+            if processes.size > 1 and not engine.takes_processes:
+                raise refuse(engine, "several processes", "use Eager(), or start one process")
+            trainer = Trainer(partial(task, part), **{**chosen, "engine": engine})
         path = _numbered(run["checkpoint"], number, len(parts))
         found = trainer.run(**{**run, "checkpoint": path})
         results |= dict(zip(part, found, strict=True))
@@ -144,6 +147,7 @@ def _task(
     seed: int | Sequence[int] | None,
     options: FitOptions,
     lone: bool,
+    processes: Processes = ALONE,
 ) -> TrainingTask:
     """What an engine is to do with some of the models."""
 
@@ -188,6 +192,7 @@ def _task(
         ratios,
         options,
         on_birth,
+        processes,
     )
 
 
@@ -201,7 +206,9 @@ def _data_of(name: str) -> str:
     return "validation data" if name == "val" else f"{name} data"
 
 
-def _default_engine(models: Sequence[UDN], data: Any) -> Engine:
+def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> Engine:
+    if processes.size > 1:
+        return Eager()
     if len(models) > 1:
         return Stacked()
     if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
@@ -218,14 +225,20 @@ def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_run(epochs: int, checkpoint: str | Path | None, resume: bool) -> None:
+def _data(x: Any, y: Any, weights: Any) -> Any:
+    if weights is not None and y is None:
+        raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
+    return x if y is None else (x, y) if weights is None else (x, y, weights)
+
+
+def _check_run(epochs: int, checkpoint: str | Path | None, resume: bool, writes: bool) -> None:
     if int(epochs) != epochs or epochs < 1:
         raise ValueError(f"epochs must be an integer of at least 1, got {epochs!r}")
     if resume and checkpoint is None:
         raise ValueError("resume needs the path of a checkpoint")
     if checkpoint is not None and not Path(checkpoint).parent.is_dir():
         raise ValueError(f"checkpoint: the folder {Path(checkpoint).parent} does not exist")
-    if checkpoint is not None:
+    if checkpoint is not None and writes:
         atomic.check_target(checkpoint)
 
 

@@ -15,7 +15,9 @@ from unbounded.model import UDN
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import NonFiniteError
+from unbounded.training import agreement
 from unbounded.training import checkpoint as checkpoints
+from unbounded.training.best import BestEpoch, has_moved_on
 from unbounded.training.callbacks import Callback
 from unbounded.training.fingerprint import fingerprint
 from unbounded.training.history import History
@@ -23,7 +25,6 @@ from unbounded.training.progress import Progress
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 
-_ANOTHER_DEPTH = 0.05  # of 1 + E[ℓ]: from then on it is another one
 
 MANY_LAYERS = 100
 """At this depth, and at each doubling, a warning says that the depth keeps growing."""
@@ -31,16 +32,6 @@ MANY_LAYERS = 100
 
 class TrainingWarning(UserWarning):
     """Training went on or ended otherwise than one would expect; says what to change."""
-
-
-@dataclass
-class BestEpoch:
-    """The epoch that is kept so far."""
-
-    epoch: int
-    key: tuple[float, float]  # (chosen score, log score), both so that larger is better
-    row: Row
-    highest: tuple[float, float]  # of all keys so far; see `_has_moved_on`
 
 
 @dataclass
@@ -91,6 +82,7 @@ class Trainer:
         epoch: how many are done.
         member: the model that `on_birth` is about, counted from 0.
         rows: this epoch's row of each model, None for those that train no more.
+        processes: who share the rows; the first of them talks and writes.
     """
 
     def __init__(
@@ -105,6 +97,7 @@ class Trainer:
         self.lone, self.engine, self.patience = lone, engine, patience
         self.task = task(self._born)
         self.options: FitOptions = self.task.options
+        self.processes = self.task.processes
         self.members = [MemberProgress(model) for model in self.task.models]
         self.callbacks = list(callbacks)
         self.epoch, self.seconds, self.member = 0, 0.0, 0
@@ -165,9 +158,14 @@ class Trainer:
         resume_despite: frozenset[str] = frozenset(),
     ) -> list[FitResult]:
         """Train until `epochs` passes are done or something ends it earlier."""
-        if checkpoint is not None:
-            self._prepare(checkpoint, resume, resume_despite)
+        with self.processes.agreeing():
+            if checkpoint is not None or self.processes.size > 1:
+                self.fingerprint = fingerprint(self)
+        agreement.check_start(self, epochs, checkpoint, resume)
+        if checkpoint is not None and resume and Path(checkpoint).exists():
+            self._go_on(checkpoint, resume_despite)
         show = sys.stderr.isatty() if progress is None else progress
+        show = show and self.processes.is_first
         bar = Progress(epochs, self.epoch, self.model.likelihood.score_name, show)
         modes = [model.training for model in self.models]
         writer = _Writer(self, checkpoint)
@@ -177,7 +175,8 @@ class Trainer:
             except KeyboardInterrupt:  # a second request, or one that was not for us to defer
                 ended = "interrupted"
                 with interrupts.shielded():
-                    if self.between_epochs and self.epoch:
+                    # The others may be anywhere: only one who is alone can write now.
+                    if self.between_epochs and self.epoch and self.processes.size == 1:
                         writer.write()
             except BaseException as error:
                 with interrupts.shielded():
@@ -190,19 +189,18 @@ class Trainer:
             with interrupts.shielded():
                 self._finish(modes)
         if ended == "interrupted" and show:
-            what = f"stopped by {request.name} in epoch {self.epoch + 1}"
+            what = f"stopped by {_name(request)} in epoch {self.epoch + 1}"
             printing.show(f"{what}; kept {self._kept(0)}", sys.stderr)
         for callback in self.callbacks:
             callback.on_fit_end(self)
         return [self._result(number, ended) for number in range(len(self.members))]
 
-    def _prepare(self, checkpoint: str | Path, resume: bool, despite: frozenset[str]) -> None:
-        """Note what this run is, and go on from the checkpoint if there is one."""
-        self.fingerprint = fingerprint(self)
-        if not resume or not Path(checkpoint).exists():
-            return
+    def _go_on(self, checkpoint: str | Path, despite: frozenset[str]) -> None:
+        """Go on from the checkpoint."""
         try:
-            checkpoints.load(self, checkpoint, despite)
+            with self.processes.agreeing():
+                checkpoints.load(self, checkpoint, despite)
+            agreement.check_alike(self)
         except BaseException:
             self.engine.let_go()
             raise
@@ -218,13 +216,15 @@ class Trainer:
             if not self._epoch(epochs, request, writer.path is not None):
                 return "interrupted"
             ends = self.epoch == epochs or all(member.stopped for member in self.members)
-            writer.maybe(ends)
+            due, asked = agreement.check_alike(self, writer.is_due, request.is_set())
+            if ends or due:
+                writer.write()
             if any(row is not None for row in self.rows):
                 self._tell(bar)
-            if self.stopping:
+            if any(self.processes.gather(self.stopping)):
                 writer.write()
                 return "callback"
-            if request.is_set():
+            if asked or (self.processes.size == 1 and request.is_set()):
                 if not ends:
                     writer.write()
                 return "interrupted"
@@ -246,12 +246,15 @@ class Trainer:
         first = True
         while self.engine.step(each_step or first):
             first = False
-            if request.is_set() and not finishes:
+            self.processes.asks_end = request.is_set()  # told with the next step
+            asked = self.processes.end_asked(request.is_set())
+            if asked and not finishes:
                 return False
-            if request.is_set() and not told:
+            if asked and not told:
                 told = True
                 words = f"finishing epoch {self.epoch + 1} for the checkpoint; again ends at once"
-                printing.show(f"{request.name}: {words}", sys.stderr)
+                if self.processes.is_first:
+                    printing.show(f"{_name(request)}: {words}", sys.stderr)
         self.rows = self.engine.end_epoch()
         self.epoch += 1
         self.seconds += time.perf_counter() - start
@@ -291,7 +294,7 @@ class Trainer:
         elif not likelihood.higher_is_better:
             score = -score
         key, best = (score, log_score), member.best
-        if best is not None and key <= best.key and not _has_moved_on(row, key, best):
+        if best is not None and key <= best.key and not has_moved_on(row, key, best):
             member.bad_epochs += 1
             return False
         highest = key if best is None else max(key, best.highest)
@@ -308,7 +311,7 @@ class Trainer:
             if member.stopped != "memory":
                 member.stopped = "memory"
                 which = "" if self.lone else f" of model {number}"
-                _warn(
+                self._warn(
                     f"training{which} stopped in epoch {self.epoch}, {self._kept(number)} kept: "
                     f"{why}"
                 )
@@ -348,13 +351,18 @@ class Trainer:
             deepest = birth.depths.stop - 1
             while self._many <= deepest:
                 self._many *= 2
-            _warn(
+            self._warn(
                 f"{deepest} layers are born by epoch {self.epoch + 1} and the depth keeps growing: "
                 "limit= of the depth family bounds it, the next line comes at "
                 f"{self._many} layers"
             )
         for callback in self.callbacks:
             callback.on_birth(self, birth.depths)
+
+    def _warn(self, text: str) -> None:
+        """To whoever called `fit`."""
+        if self.processes.is_first:
+            warnings.warn(text, TrainingWarning, stacklevel=6)
 
     def _finish(self, modes: list[bool]) -> None:
         self.engine.finish(self.task.validates)
@@ -383,24 +391,8 @@ class Trainer:
         )
 
 
-def _has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
-    """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
-
-    Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them. A loss
-    is one from the highest score so far: from one kept epoch to the next it would add up.
-
-    Args:
-        row: of this epoch; it has errors of its scores if a rule goes by held-out rows.
-        key: its scores.
-        best: the best epoch so far.
-    """
-    if "val_error" not in row:
-        return False
-    errors = row["val_error"], row["val_log_error"]
-    if any(now < then - error for now, then, error in zip(key, best.highest, errors, strict=True)):
-        return False
-    found = row["depth_mean"]
-    return bool(abs(found - best.row["depth_mean"]) > _ANOTHER_DEPTH * (1 + found))
+def _name(request: interrupts.Request) -> str:
+    return request.name if request.is_set() else "another process"
 
 
 class _Writer:
@@ -410,27 +402,21 @@ class _Writer:
         self.trainer, self.path = trainer, path
         self.last, self.pause = time.monotonic(), SECONDS_BETWEEN_CHECKPOINTS
 
-    def maybe(self, ends: bool) -> None:
-        """Write if the run ends here, or if the last checkpoint is old enough."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is old enough."""
         every = self.trainer.options.checkpoint_every
         if every is None:
-            due = time.monotonic() - self.last > self.pause
-        else:
-            due = self.trainer.epoch % every == 0
-        if ends or due:
-            self.write()
+            return time.monotonic() - self.last > self.pause
+        return self.trainer.epoch % every == 0
 
     def write(self) -> None:
-        """Write now."""
+        """Write now; what the writer cannot do is an error of all processes."""
         if self.path is None:
             return
         begun = time.monotonic()
-        checkpoints.save(self.trainer, self.path)
+        with self.trainer.processes.agreeing():
+            checkpoints.save(self.trainer, self.path)
         self.last = time.monotonic()
         # Saving a large network often would take a share of the training's time.
         self.pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self.last - begun))
-
-
-def _warn(text: str) -> None:
-    """To whoever called `fit`."""
-    warnings.warn(text, TrainingWarning, stacklevel=6)

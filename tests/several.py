@@ -1,0 +1,333 @@
+"""Runs of `fit` in several processes: python several.py SCENARIO FOLDER, in each of them.
+
+The first one writes what they ended with; the tests compare it with a run in one process.
+"""
+
+import io
+import json
+import os
+import signal
+import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import unbounded as ub
+from unbounded import cli, parallel
+from unbounded.engines import Eager, Graphs, Stacked
+from unbounded.parallel import buckets
+from unbounded.training import Callback, RateAscent
+
+ROWS, FEATURES = 90, 3
+"""90 rows in batches of 16: the last one has 10, and with 4 processes no batch divides evenly."""
+
+
+def data(rows: int = ROWS, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, FEATURES, generator=generator, dtype=torch.float64)
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def weights(rows: int = ROWS):
+    return torch.rand(rows, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
+
+
+class Moves(Callback):
+    """λ goes up after the second epoch and comes down after the fourth: births, a smaller support.
+
+    Real problems do this over many epochs; tests have less time.
+    """
+
+    def on_epoch_end(self, trainer, row):
+        self.move(trainer)
+
+    def on_fit_start(self, trainer):
+        self.move(trainer)  # the checkpoint was written before
+
+    def move(self, trainer):
+        factor = {2: 3.0, 4: 0.25}.get(trainer.epoch)
+        if factor is not None:
+            for model in trainer.models:
+                family = model.depth
+                if isinstance(family, ub.TruncatedNormal):
+                    place, spread = {3.0: (6.0, 1.5), 0.25: (2.0, 0.7)}[factor]
+                    family.put(torch.tensor(place), torch.tensor(spread))
+                else:
+                    family.scale_rate(torch.tensor(factor, dtype=torch.float64))
+
+
+def model(family=None, layers=None, **options):
+    family = ub.TruncatedPoisson(1.5) if family is None else family
+    layers = ub.Dense(FEATURES, 6, 2) if layers is None else layers
+    return ub.UDN(layers, ub.Categorical(2), family, seed=3, **options).double()
+
+
+def normed(norm, dropout, depth):
+    size = FEATURES if depth == 1 else 6
+    return nn.Sequential(nn.Linear(size, 6), norm(6), nn.Tanh(), nn.Dropout(dropout))
+
+
+OPTIONS = {
+    "plain": {},
+    "clip": {"clip": 0.05},
+    "rate": {"depth_rule": lambda: RateAscent(speed=0.05, memory=4, youth=6)},
+    "held_out": {"depth_rule": lambda: ub.HeldOutAscent(speed=0.5)},
+    "weights": {"weights": weights()},
+    "uneven": {"batch_size": 29},  # 90 = 3·29 + 3: with 4 processes one has no row at last
+    "accumulation": {"micro_batches": 3},
+    "average": {"average": 0.9},
+    "paces": {"equal_heads": True, "equal_layers": True, "drop_inactive": True},
+    "modules": {"optimizer": partial(torch.optim.SGD, momentum=0.9)},
+    "both": {"models": 2},
+    "dropout": {},
+    "batch_norm": {},
+}
+
+
+OWN = ("dropout", "batch_norm")
+"""What depends on which rows a process has: masks, and the statistics of its rows."""
+
+
+def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
+    """One run; returns all that should be the same, whoever made it."""
+    options = {**OPTIONS[name], **changes}
+    options = {k: v() if k == "depth_rule" else v for k, v in options.items()}
+    family = ub.TruncatedNormal(2.0) if name == "held_out" else None
+    layers = None
+    if name in ("modules", "dropout", "batch_norm"):
+        norm = nn.BatchNorm1d if name == "batch_norm" else nn.LayerNorm
+        share = 0.2 if name == "dropout" else 0.0
+        layers = ub.CustomLayers(partial(normed, norm, share), lambda depth: nn.Linear(6, 2))
+        torch.manual_seed(parallel.rank())
+    # Small buckets go off while the backward pass goes on; the usual ones hold all of a model.
+    buckets.BUCKET_BYTES = 200 if name in ("modules", "accumulation", "both") else 8 << 20
+    many = options.pop("models", 1)
+    models = [model(family, layers) for _ in range(many)]
+    callbacks = [Moves(), *options.pop("callbacks", [])]
+    result = ub.fit(
+        models if many > 1 else models[0],
+        *data(),
+        validation=(*data(41, seed=1), weights(41)) if name == "weights" else data(41, seed=1),
+        monitor={"test": data(3, seed=2)},
+        epochs=epochs,
+        callbacks=callbacks,
+        progress=False,
+        engine=Eager() if many > 1 else None,
+        **{"batch_size": 16, "lr": 0.01, "select": "last", **options},
+    )
+    hooks = [p._post_accumulate_grad_hooks for one in models for p in one.parameters()]
+    assert not any(hooks)  # the models are as they were found
+    results = result if many > 1 else [result]
+    rows = [[{**row, "seconds": 0} for row in one.history] for one in results]
+    births = [one.history.births for one in results]
+    return {"rows": rows, "births": births, "states": [one.state_dict() for one in models]}
+
+
+class Signal(Callback):
+    """The second process gets a signal in the middle of an epoch, at the first attempt."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def on_fit_start(self, trainer):
+        if trainer.processes.rank != 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            return
+        step, count = trainer.engine.step, [0]
+
+        def signalled(grow):
+            count[0] += 1
+            if count[0] == 15:
+                os.kill(os.getpid(), self.number)
+            return step(grow)
+
+        trainer.engine.step = signalled
+
+
+KINDS = {
+    "size": "data.x.shape[0] is 90 in process 0, 89 in process 1",
+    "nan": "inputs must be finite, got 1 NaN",
+    "seed": "seed is 3 in process 0, 77 in process 1",
+    "option": "clip is nothing in process 0, 1.0 in process 1",
+    "version": "version of unbounded is '0.1.0' in process 0, '9.9' in process 1",
+    "few": "training data: there is one row",
+    "batch": "batch_size is 1 for",
+    "graphs": "Graphs does not take several processes: use Eager()",
+    "stacked": "Stacked does not take several processes: use Eager()",
+    "loader": "training data: a DataLoader does not go with several processes",
+    "folder": "checkpoint: the folder /proc/no does not exist",
+    "full": "cannot write",
+    "wrapped": "give the model itself",
+    "drift": "the models differ after epoch 1: 5 layers, raw_rate = ",
+    "diverges": "the loss is not finite",
+}
+"""What is not as it should be, mostly in the second process, and what every process then says."""
+
+
+def wrong(kind: str, folder: Path) -> None:
+    second = parallel.rank() == 1
+    x, y = data()
+    options = {"epochs": 2, "batch_size": 16, "progress": False}
+    if kind == "size" and second:
+        x, y = x[:-1], y[:-1]
+    if kind == "nan" and second:
+        x[5, 0] = float("nan")
+    if kind == "seed" and second:
+        options["seed"] = 77
+    if kind == "option" and second:
+        options["clip"] = 1.0
+    if kind == "version" and second:
+        ub.__version__ = "9.9"
+    if kind == "few":
+        x, y, options["batch_size"] = x[:1], y[:1], 1
+    if kind == "batch":
+        options["batch_size"] = 1
+    if kind in ("graphs", "stacked"):
+        options["engine"] = Graphs() if kind == "graphs" else Stacked()
+    if kind == "loader":
+        sets = torch.utils.data.TensorDataset(x, y)
+        x, y = torch.utils.data.DataLoader(sets, 16), None
+    if kind == "folder":
+        options["checkpoint"] = "/proc/no/run.checkpoint"
+    if kind == "full":  # the disk of the one who writes, after the first epoch
+        options |= {"checkpoint": folder / "lost" / "run.checkpoint", "checkpoint_every": 1}
+        (folder / "lost").mkdir(exist_ok=True)
+        options["callbacks"] = [Away(folder / "lost")]
+    if kind == "drift" and second:
+        options["callbacks"] = [Drift()]
+    if kind == "diverges":
+        options |= {"lr": 1e200, "depth_lr_ratio": 0.0}
+    net = model()
+    if kind == "wrapped":
+        net = nn.parallel.DistributedDataParallel(net)
+    ub.fit(net, x, y, **options)
+
+
+class Drift(Callback):
+    """λ of one process goes its own way."""
+
+    def on_fit_start(self, trainer):
+        with torch.no_grad():
+            trainer.model.depth.raw_rate.add_(0.01)
+
+
+class Away(Callback):
+    """The folder of the checkpoint is gone."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_fit_start(self, trainer):
+        if trainer.processes.is_first:
+            self.folder.rmdir()
+
+
+def faults(folder: Path) -> dict[str, str]:
+    """Every kind one after another: all processes end each of them, and can go on."""
+    told = {}
+    for kind in KINDS:
+        version = ub.__version__
+        try:
+            wrong(kind, folder)
+        except Exception as error:
+            told[kind] = f"{type(error).__name__}: {error}"
+        ub.__version__ = version
+    return told
+
+
+def own_loop() -> dict:
+    """Steps of a loop of one's own, each process with rows of its own choice."""
+    net, (x, y) = model(), data(32)
+    optimizer = ub.make_optimizer(net, lr=0.05, depth_lr_ratio=2.0)
+    rank, size = parallel.rank(), parallel.current().size
+    here = slice(0, 32) if size == 1 else (slice(0, 25), slice(25, 32))[rank]
+    for _ in range(12):
+        info = ub.step(net, optimizer, x[here], y[here], 32, clip=1.0)
+    return {"loss": info.loss, "state": net.state_dict()}
+
+
+def ends(folder: Path) -> list:
+    """One process is asked to end: all do, after the same step, or with the epoch."""
+    found = []
+    for path in (None, folder / "asked.checkpoint"):
+        net = model()
+        options = {"callbacks": [Signal(signal.SIGTERM)], "checkpoint": path, "batch_size": 16}
+        result = ub.fit(net, *data(), epochs=9, **options)
+        norm = float(sum(p.detach().square().sum() for p in net.parameters()))
+        found.append([result.stopped, len(result.history), norm])
+    return found
+
+
+def words(folder: Path) -> dict[str, str]:
+    """What `fit` and the command line print."""
+    with redirect_stderr(io.StringIO()) as bar:
+        ub.fit(model(), *data(), epochs=2, batch_size=16, progress=True)
+    table = folder / "table.csv"
+    if parallel.rank() == 0:
+        rows = (f"{a:.4f},{b:.4f},{c:.4f}" for a, b, c in data()[0])
+        lines = [f"{row},{'yes' if k else 'no'}" for row, k in zip(rows, data()[1], strict=True)]
+        table.write_text("\n".join(["a,b,c,k", *lines]) + "\n")
+    parallel.current().gather(None)  # until it is there
+    command = ["fit", str(table), "--target", "k", "--out", str(folder / "table.udn")]
+    command += ["--epochs", "4", "--device", "cpu", "--no-references"]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = [cli.main(command), cli.main([*command, "--drop", "z"]), cli.main(["demo"])]
+    return {"bar": bar.getvalue(), "out": out.getvalue(), "err": err.getvalue(), "status": status}
+
+
+def halves(folder: Path) -> dict:
+    """A run in one go, and one that a checkpoint cuts in two."""
+    whole = train("dropout")
+    path = folder / "run.checkpoint"
+    options = {"checkpoint": path, "resume": True}
+    train("dropout", epochs=3, **options)
+    torch.manual_seed(99)  # of no importance: the checkpoint has the state
+    cut = train("dropout", **options)
+    half = folder / "half.checkpoint"
+    train("held_out", epochs=3, checkpoint=half)
+    return {"whole": whole, "cut": cut, "loop": own_loop(), "batch_norm": train("batch_norm")}
+
+
+def main(scenario: str, folder: Path) -> None:
+    found = {}
+    if scenario in ("all", "four"):
+        found = {name: train(name) for name in OPTIONS if name not in OWN}
+    if scenario == "all":
+        told = {"faults": faults(folder), "words": words(folder), "ends": ends(folder)}
+        (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(told))
+        found |= halves(folder)
+    if scenario == "four":  # what two have begun
+        found["rest"] = train("held_out", checkpoint=folder / "half.checkpoint", resume=True)
+    if scenario in ("elastic", "die"):
+        path = folder / "run.checkpoint"
+        options = {"checkpoint": path, "checkpoint_every": 1, "resume": True}
+        found["plain"] = train("plain", callbacks=[Signal(signal.SIGKILL)], **options)
+    if parallel.rank() == 0:
+        torch.save(found, folder / f"{scenario}.pt")
+
+
+def fork(size: int, *arguments) -> int:
+    """Begin as one process, which has imported all that takes long, and become several."""
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            return main(*arguments)
+        children.append(child)
+    status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return sys.exit(next((1 for one in status if one), 0))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    if "RANK" in os.environ:
+        main(scenario, folder)
+    else:
+        fork(int(os.environ["WORLD_SIZE"]), scenario, folder)

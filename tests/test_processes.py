@@ -1,0 +1,216 @@
+"""Training in several processes is training in one: the same depths, weights, scores, errors."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+import several
+from several import KINDS, OPTIONS, OWN
+from unbounded import parallel
+from unbounded.parallel import ALONE, ProcessError
+from unbounded.parallel.rows import own_rows
+from unbounded.parallel.start import meet
+from unbounded.training.agreement import check_places
+
+HERE = Path(__file__).parent
+SRC = HERE.parent / "src"
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+
+
+def environment(**more: object) -> dict[str, str]:
+    paths = [str(SRC), str(HERE), os.environ.get("PYTHONPATH", "")]
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "MASTER"))}
+    found |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
+    return found | {name: str(value) for name, value in more.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def variables(size: int, timeout: float = 60) -> dict[str, str]:
+    """What Slurm or torchrun would set, but for the number of each process."""
+    known = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "UNBOUNDED_TIMEOUT": timeout}
+    return environment(**known, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+
+
+def run(given: dict[str, str], scenario: str, folder: Path) -> subprocess.CompletedProcess:
+    """All processes of a scenario, or the one whose RANK is given, to their end."""
+    command = [sys.executable, str(HERE / "several.py"), scenario, str(folder)]
+    return subprocess.run(
+        command, env=given, timeout=120, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def apart(one: object, other: object, where: str = "") -> float:
+    """The largest difference of two results, whose structure has to be the same."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        return max((apart(one[k], other[k], f"{where}.{k}") for k in one), default=0.0)
+    if isinstance(one, list):
+        assert len(one) == len(other), where
+        pairs = enumerate(zip(one, other, strict=True))
+        return max((apart(a, b, f"{where}[{n}]") for n, (a, b) in pairs), default=0.0)
+    if isinstance(one, torch.Tensor):
+        return float((one - other).abs().max()) if one.numel() else 0.0
+    if isinstance(one, float):
+        return abs(one - other) / max(1.0, abs(one))
+    assert one == other, where
+    return 0.0
+
+
+def check_all(found: dict) -> None:
+    for name in OPTIONS:
+        if name in OWN:
+            continue
+        alone = several.train(name)
+        assert all(len(births) >= 3 for births in alone["births"]), name
+        depths = [row["max_depth"] for row in alone["rows"][0]]
+        assert any(b < a for a, b in pairwise(depths)), name
+        assert apart(alone, found[name], name) <= 1e-10
+
+
+def check_words(first: dict, second: dict) -> None:
+    """One bar, one report; an error in each."""
+    assert "2/2" in first["bar"]
+    assert second["bar"] == second["out"] == ""
+    assert "depth  q(ℓ)" in first["out"]
+    for one in (first, second):
+        assert one["status"] == [0, 2, 2]
+        assert "table.csv has no column 'z'" in one["err"]
+        assert "unbounded: error: unbounded demo runs in one process" in one["err"]
+
+
+def test_two_processes(tmp_path):
+    ended = run(variables(2), "all", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    found = torch.load(tmp_path / "all.pt", weights_only=False)
+    check_all(found)
+    assert apart(found["whole"], found["cut"]) == 0  # bit for bit
+    assert apart(several.own_loop(), found["loop"]) <= 1e-10
+    told = [json.loads((tmp_path / f"told.{rank}.json").read_text()) for rank in range(2)]
+    for one in told:
+        assert one["faults"].keys() == KINDS.keys()
+        for kind, words in KINDS.items():
+            assert words in one["faults"][kind], kind
+            assert "\n" not in one["faults"][kind]
+    assert not list(tmp_path.glob("lost/*"))
+    check_words(*(one["words"] for one in told))
+    assert told[0]["ends"] == told[1]["ends"]
+    assert [end[:2] for end in told[0]["ends"]] == [["interrupted", 2], ["interrupted", 3]]
+    assert (tmp_path / "asked.checkpoint").exists()
+    assert (tmp_path / "table.udn").exists()
+    alone = several.train("batch_norm")
+    pairs = zip(alone["rows"][0], found["batch_norm"]["rows"][0], strict=True)
+    assert all(abs(a["val_log_score"] - b["val_log_score"]) < 0.1 for a, b in pairs)
+    # A run of two goes on alone.
+    half = tmp_path / "half.checkpoint"
+    rest = several.train("held_out", checkpoint=half, resume=True)
+    assert apart(several.train("held_out"), rest) <= 1e-10
+
+
+def test_four_processes(tmp_path):
+    several.train("held_out", epochs=3, checkpoint=tmp_path / "half.checkpoint")
+    ended = run(variables(4), "four", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    found = torch.load(tmp_path / "four.pt", weights_only=False)
+    check_all(found)
+    assert apart(several.train("held_out"), found["rest"]) <= 1e-10
+
+
+def test_a_killed_process_is_started_again(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
+    ended = subprocess.run(
+        [*command, str(HERE / "several.py"), "elastic", str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "-9" in ended.stderr  # one was killed
+    found = torch.load(tmp_path / "elastic.pt", weights_only=False)
+    assert apart(several.train("plain"), found["plain"]) <= 1e-10
+
+
+def test_a_peer_that_does_not_come(tmp_path):
+    ended = run({**variables(2, timeout=3), "RANK": "0"}, "elastic", tmp_path)
+    assert ended.returncode == 1
+    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
+
+
+def test_a_peer_that_leaves(tmp_path):
+    ended = run(variables(2), "die", tmp_path)
+    assert ended.returncode == 1
+    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
+
+
+def test_those_who_are_here_now_meet():
+    """The store holds what an earlier attempt left behind, of which the first answers last."""
+    store = torch.distributed.HashStore()
+    with ThreadPoolExecutor(4) as pool:
+        words = set()
+        for _ in range(3):
+            found = [pool.submit(meet, store, rank, 4, 20.0) for rank in (3, 2, 1)]
+            time.sleep(0.1)
+            found.append(pool.submit(meet, store, 0, 4, 20.0))
+            assert len({one.result() for one in found}) == 1
+            words.add(found[0].result())
+    assert len(words) == 3
+    with pytest.raises(RuntimeError, match="process 0 did not answer within"):
+        meet(store, 1, 2, 0.1)
+    with pytest.raises(RuntimeError, match=r"processes 1, 2 did not come within 0\.1 seconds"):
+        meet(store, 0, 3, 0.1)
+
+
+def test_rows_are_shared_out():
+    for size in (1, 2, 3, 4, 7):
+        for rows in (1, 2, 5, 16, 29):
+            parts = [own_rows(rows, rank, size) for rank in range(size)]
+            taken = [i for part, share in parts if share for i in range(rows)[part]]
+            assert taken == list(range(rows))
+            assert sum(share for _, share in parts) == pytest.approx(1, abs=1e-15)
+            assert all(len(range(rows)[part]) for part, _ in parts)
+
+
+def test_devices_go_together():
+    both = [("a", "cuda:0"), ("b", "cuda:0"), ("a", "cuda:1"), ("a", "cuda:0")]
+    check_places(both[:3], True)
+    check_places(both, False)
+    with pytest.raises(ProcessError, match="processes 0 and 3 both train on cuda:0: give each"):
+        check_places(both, True)
+    with pytest.raises(ProcessError, match="process 0 trains on cuda:0, process 1 on cpu: all"):
+        check_places([both[0], ("a", "cpu")], False)
+
+
+def test_alone_nothing_is_asked(monkeypatch):
+    assert parallel.current() is ALONE
+    assert parallel.rank() == 0
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert parallel.current() is ALONE
+    for name, value in {"WORLD_SIZE": 2, "RANK": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert parallel.rank() == 1
+    with parallel.alone():
+        assert parallel.current() is ALONE
+        assert parallel.rank() == 0
+    monkeypatch.setenv("UNBOUNDED_TIMEOUT", "soon")
+    with pytest.raises(ProcessError, match="UNBOUNDED_TIMEOUT must be a number"):
+        parallel.current()
