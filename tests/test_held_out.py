@@ -366,9 +366,9 @@ def stacked_run(epochs, quantiles=(0.99, 0.99, 0.95), **options):
     return models, data, held_out, options
 
 
-@pytest.mark.parametrize("average", [None, 0.9])
-def test_members_of_a_stack_equal_lone_models(average):
-    models, data, held_out, options = stacked_run(12, average=average)
+@pytest.mark.parametrize(("average", "clip"), [(None, None), (0.9, 0.1)])
+def test_members_of_a_stack_equal_lone_models(average, clip):
+    models, data, held_out, options = stacked_run(12, average=average, clip=clip)
     lone = [copy.deepcopy(model) for model in models]
     rule = HeldOutAscent(speed=0.05)
     results = ub.fit(models, data, validation=held_out, depth_rule=rule, **options)

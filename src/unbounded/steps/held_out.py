@@ -412,12 +412,8 @@ class HeldOutAscent(DepthRule):
         """Means of one length, of finite numbers."""
         super().check_state(state)
         lengths = {state[name].shape[:2] for name in ("sums", "train", "gains", "fast", "seen")}
-        members = self._state.shape[0]
-        if (
-            len(lengths) != 1
-            or next(iter(lengths))[0] != members
-            or state["state"].shape != (self._state.shape)
-        ):
+        differ = len(lengths) != 1 or next(iter(lengths))[0] != len(self._state)
+        if differ or state["state"].shape != self._state.shape:
             raise FileError("the tensors of the rule should be of one length")
         for name, value in state.items():
             if not bool(torch.isfinite(value).all()):

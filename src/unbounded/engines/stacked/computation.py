@@ -347,6 +347,8 @@ class Computation:
     def _clip(self, largest: float) -> None:
         squares = torch.zeros_like(self.num_data)
         for block in self.blocks:
+            if block.role == "depth" and self.rule is not None:
+                continue  # that of λ is nobody's then
             squares[block.members] += block.grad.square().sum((0, 2))
         factor = (largest / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         for block in self.blocks:
