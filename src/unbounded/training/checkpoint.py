@@ -28,6 +28,7 @@ from unbounded.schema import (
     whole,
     wrong,
 )
+from unbounded.training.best import BestEpoch
 from unbounded.training.fingerprint import check_same
 
 if TYPE_CHECKING:
@@ -317,8 +318,6 @@ def _describe(member: Any) -> dict[str, Any]:
 
 
 def _restore(member: Any, described: dict[str, Any]) -> None:
-    from unbounded.training.best import BestEpoch
-
     member.history.rows[:] = described["rows"]
     member.history.births[:] = described["births"]
     member.bad_epochs, member.epochs = described["bad_epochs"], described["epochs"]

@@ -168,7 +168,7 @@ def _train_one(
     """Train a single population, which some of the options name, for a process of `--jobs`."""
     stop_with_parent()
     place = runs.Place(options.device, parts, options.data, options.chunk, options.resume)
-    with interrupts.taken(), one_thread():
+    with one_thread():
         for population in runs.populations(problems, settings):
             if population.name == options.one:
                 _rows(population, settings, place)

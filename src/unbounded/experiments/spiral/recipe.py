@@ -150,13 +150,12 @@ def fitting(run: SpiralRun, settings: Settings) -> dict[str, Any]:
         "average": settings.average,
     }
     if run.init == SETTLED.name:
-        found |= {"schedule": SCHEDULES["cosine"](epochs), "clip": SETTLED.clip}
-        if settings.average is None:
-            found["average"] = SETTLED.average
-        if run.model == "udn":
-            assert SETTLED.rule is not None
-            found["depth_rule"] = SETTLED.rule()
-            del found["depth_schedule"], found["depth_lr_ratio"]
+        own = SETTLED.fitting(build(run, settings).depth, validates=True)
+        if settings.average is not None:
+            own["average"] = settings.average
+        if "depth_rule" in own:
+            del found["depth_schedule"], found["depth_lr_ratio"]  # of an optimiser's λ
+        found |= {**own, "schedule": SCHEDULES["cosine"](epochs)}
     return found
 
 
