@@ -4,6 +4,7 @@ On an H200 with NVIDIA's MPS a few at once do a quarter more work in the same ti
 words into a log file. However this process ends, they end too, and what they had saved stays.
 """
 
+import argparse
 import contextlib
 import os
 import signal
@@ -74,6 +75,20 @@ def run_jobs(
     finally:
         _stop(list(running.values()))
     return statuses
+
+
+def given(options: argparse.Namespace, *names: str) -> list[str]:
+    """The words that give these options to another process as they were given to this one."""
+    words: list[str] = []
+    for name in names:
+        option, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        if value is True:
+            words.append(option)
+        elif isinstance(value, list):
+            words += [option, *map(str, value)] if value else []
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return words
 
 
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:

@@ -17,7 +17,7 @@ from unbounded.experiments import StudyError, records, usable_device
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
-from unbounded.experiments.jobs import run_jobs, stop_with_parent
+from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
@@ -195,16 +195,10 @@ def child(
 ) -> list[str]:
     """The command that trains one run of the plan, until a time as `time.monotonic` has it."""
     words = [sys.executable, "-m", "unbounded.experiments", "cifar10", "--one", name]
-    words += ["--rules", options.rules]
-    words += ["--schedule", options.schedule, "--device", device, "--out", str(folder)]
-    for option in ("models", "seeds", "lambda0", "epochs", "data"):
-        value = getattr(options, option)
-        words += [] if value is None else [f"--{option}", str(value)]
-    for option in ("classes", "set"):
-        values = getattr(options, option)
-        words += [f"--{option}", *values] if values else []
+    words += ["--device", device, "--out", str(folder)]
     words += [] if until is None else ["--until", f"{until:.2f}"]
-    return words + [f"--{flag}" for flag in ("again", "quick") if getattr(options, flag)]
+    words += given(options, "rules", "schedule", "models", "seeds", "lambda0", "epochs", "data")
+    return words + given(options, "classes", "set", "again", "quick")
 
 
 def _lambda0(options: argparse.Namespace) -> str | None:

@@ -25,7 +25,7 @@ from unbounded.experiments import StudyError, listed, one_thread, records, usabl
 from unbounded.experiments.depth import recipe, runs
 from unbounded.experiments.depth.problems import Problem, chosen
 from unbounded.experiments.depth.recipe import Settings, settings_of
-from unbounded.experiments.jobs import run_jobs, stop_with_parent
+from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
 
@@ -152,14 +152,8 @@ def child(options: argparse.Namespace, name: str) -> list[str]:
     """The command that trains one population."""
     words = [sys.executable, "-m", "unbounded.experiments", "depth", "--one", name]
     words += ["--device", options.device, "--out", str(options.out)]
-    for option in ("problems", "seeds", "depths", "starts"):
-        values = getattr(options, option)
-        words += [f"--{option}", *values] if values else []
-    for option in ("made_epochs", "table_steps", "data", "chunk"):
-        value = getattr(options, option)
-        words += [] if value is None else [f"--{option.replace('_', '-')}", str(value)]
-    flags = ("no_long", "quick", "resume")
-    return words + [f"--{flag.replace('_', '-')}" for flag in flags if getattr(options, flag)]
+    words += given(options, "problems", "seeds", "depths", "starts", "made_epochs", "table_steps")
+    return words + given(options, "data", "chunk", "no_long", "quick", "resume")
 
 
 def _train_one(
