@@ -124,9 +124,27 @@ def test_a_layer_is_asked_for_little_while_little_is_learnt():
         rule.look(model, guess.expand(model.depth.max_depth(), -1) + lead, guess, None)
         learnt = ROWS * (math.log(0.5 + 0.5 * math.exp(lead)))
         assert float(rule._state[0, 9]) == pytest.approx(learnt)
+        rule._state[0, 2] = 1
         worth = rule._worth(model.depth.log_probs().detach().exp()[None], slice(0, 1), None)
         floor = rule.floor if asked_for == "all" else 0.05 * learnt
         assert worth.diff().flatten().tolist()[0] == pytest.approx(-floor)
+
+
+@pytest.mark.parametrize(
+    ("lead", "fitted", "generalises"),
+    [(0.02, 0.1, 0), (0.02, 0.4, 1), (0.2, 0.2, 1), (0.0, 0.4, 0)],
+    ids=["a little", "a little and overfits", "enough", "nothing"],
+)
+def test_held_out_rows_have_a_say_once_enough_is_learnt(lead, fitted, generalises):
+    """A line through a spiral beats guessing for sure, and says nothing of what depth could do."""
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    depth = model.depth.max_depth()
+    rule.reserve(model, depth)
+    rule._state[0, 0] += 10
+    rule._sums[0, : depth - 1] = 10 * (math.log(0.5) + fitted)  # the last one is trained no more
+    rule.look(model, guess.expand(depth, -1) + lead, guess, None)
+    assert float(rule._state[0, 2]) == generalises
 
 
 def test_drift_is_what_shallow_depths_catch_up():

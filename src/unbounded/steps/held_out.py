@@ -21,7 +21,9 @@ _SPREADS = (-0.8, -0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4, 0.8)  # in the log of th
 _UNIT = 4.0  # the place up to which strides are as `speed` has them
 _SHARE = 0.05  # of what is learnt, that a layer has to explain; `floor` where that is less
 _CALM = 0.5  # nats of drift that mean nothing
-_SURE = 3.0  # standard errors above guessing from which on something generalises
+_SURE = 3.0  # standard errors above guessing from which on something generalises,
+_ENOUGH = 0.05  # if it is so many nats a row,
+_FITTED = 0.3  # or if so many are learnt of training rows, and no more than that generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
 _FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
@@ -244,7 +246,10 @@ class HeldOutAscent(DepthRule):
         gains = over.added(scores)
         towards(self._gains, gains, memory)
         towards(self._fast, over.mean(gains, weights), memory / 4)
-        towards(self._train, over.added(self._sums[:, :depth] / steps[:, None]), memory / 4)
+        # q of the averaged weights lags behind, and may have depths that are trained no more.
+        trained = self._sums[:, :depth] != 0
+        fitted = over.added(self._sums[:, :depth] / steps[:, None])
+        towards(self._train, torch.where(trained, fitted, self._train[:, :depth]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
         count = over.total(self._gains, weights)
         gap = self._fast[:, :depth].cumsum(1) - slow
@@ -256,7 +261,7 @@ class HeldOutAscent(DepthRule):
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (drift - state[:, _DRIFT]) * rate
-        generalises, learnt = self._generalises(slow, q, guess, weights)
+        generalises, learnt = self._generalises(slow, q, trained, guess, weights)
         # Once and for all: who overfits later must not go by training rows again.
         state[:, _GENERALISES] = torch.maximum(state[:, _GENERALISES], generalises)
         state[:, _LEARNT] = learnt * count
@@ -265,9 +270,18 @@ class HeldOutAscent(DepthRule):
         self._sums.zero_()
 
     def _generalises(
-        self, slow: Tensor, q: Tensor, guess: Tensor | None, weights: Tensor | None
+        self,
+        slow: Tensor,
+        q: Tensor,
+        trained: Tensor,
+        guess: Tensor | None,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """1 if the best depth that is trained beats guessing for sure, else 0; and by how much."""
+        """1 if held-out rows can tell what layers are worth, else 0; and by how much they are learnt.
+
+        The best depth that is trained must beat guessing for sure. That alone is too little: a line
+        through a spiral is better than guessing for sure, and says nothing of what depth could do.
+        """
         if guess is None:
             return slow.new_ones(len(slow)), slow.new_full((len(slow),), _MUCH)
         best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
@@ -275,6 +289,10 @@ class HeldOutAscent(DepthRule):
         ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
         mean = over.mean(ahead, weights)
         sure = mean > _SURE * over.standard_error(ahead, mean, weights)
+        fitted = self._train[:, : q.shape[1]].cumsum(1)
+        fitted = torch.where((q > _LITTLE) & trained, fitted, -torch.inf).amax(1, keepdim=True)
+        fitted = fitted - over.mean(guess[:, None], weights)
+        sure = sure & ((mean > _ENOUGH) | (fitted > _FITTED))
         return sure[:, 0].double(), mean[:, 0].clamp(min=0)
 
     def _check_rest(self, q: Tensor, noise: Tensor) -> None:
