@@ -444,7 +444,6 @@ def timeless(documents):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("suite")
     return folder, run(folder)
 
