@@ -36,7 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False
-    good = all([check(device, rule, not options.no_compile) for rule in (None, RateAscent)])
+    good = True
+    for rule in (None, RateAscent):
+        good &= check(device, rule, not options.no_compile)
     print("all checks passed" if good else "a check FAILED")
     return 0 if good else 1
 
