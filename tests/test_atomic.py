@@ -59,15 +59,18 @@ def test_what_is_moved_has_been_flushed(tmp_path, monkeypatch):
     assert calls == ["fsync", "replace"]
 
 
-@pytest.mark.parametrize(("umask", "expected"), [("022", 0o644), ("002", 0o664), ("077", 0o600)])
-def test_a_new_file_has_the_permissions_of_any_other(tmp_path, umask, expected):
+def test_a_new_file_has_the_permissions_of_any_other(tmp_path):
     """In a process of its own: the umask belongs to the process, not to a thread."""
-    code = (
-        f"import os, sys; os.umask(0o{umask}); from unbounded import atomic; "
-        "atomic.write_text(sys.argv[1], 'text')"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=True)
-    assert mode(tmp_path / "file") == expected
+    code = """
+import os, sys
+from unbounded import atomic
+for umask in (0o022, 0o002, 0o077):
+    os.umask(umask)
+    atomic.write_text(os.path.join(sys.argv[1], f"{umask:03o}"), "text")
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    for umask, expected in (("022", 0o644), ("002", 0o664), ("077", 0o600)):
+        assert mode(tmp_path / umask) == expected
 
 
 @pytest.mark.parametrize("kept", [0o600, 0o664, 0o444, 0o755])

@@ -34,7 +34,7 @@ def test_a_broken_promise_is_told(tmp_path):
 import sys
 from unbounded.files import contents
 contents.digest = lambda tensors, metadata: metadata.get("digest", "")
-sys.argv = ["attack", "files", "--scale", "0.02", "--workers", "1"]
+sys.argv = ["attack", "files", "--scale", "0.005", "--workers", "1"]
 from benchmarks.attack.__main__ import main
 sys.exit(main())
 """

@@ -32,9 +32,11 @@ DEFAULTS = {
 }
 
 
-def run(**options):
-    options = {**DEFAULTS, **options}
-    return subprocess.run([sys.executable, SCRIPT, json.dumps(options)], check=False)
+def run(*runs):
+    """The exit status of each, and whether it has left a result."""
+    options = [json.dumps({**DEFAULTS, **one}) for one in runs]
+    done = subprocess.run([sys.executable, SCRIPT, *options], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +50,13 @@ def run(**options):
 )
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, options):
     whole, part = str(tmp_path / "whole"), str(tmp_path / "part")
-    assert run(**options, checkpoint=whole + ".ckpt", out=whole).returncode == 0
-    killed = run(**options, checkpoint=part + ".ckpt", out=part, kill=4)
-    assert killed.returncode == -signal.SIGKILL
-    assert not Path(part).exists()
-    resumed = run(**options, checkpoint=part + ".ckpt", out=part, resume=True, salt=77)
-    assert resumed.returncode == 0
+    cut = {**options, "checkpoint": part + ".ckpt", "out": part}
+    ended = run(
+        {**options, "checkpoint": whole + ".ckpt", "out": whole},
+        {**cut, "kill": 4},
+        {**cut, "resume": True, "salt": 77},
+    )
+    assert ended == [[0, True], [-signal.SIGKILL, False], [0, True]]
     one, other = load_file(whole), load_file(part)
     assert same(one, other)
     assert json.loads(Path(whole + ".json").read_text()) == json.loads(

@@ -444,7 +444,6 @@ def timeless(documents):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("suite")
     return folder, run(folder)
 
@@ -583,19 +582,11 @@ def test_minutes_end_between_populations(tmp_path, capsys):
         run(tmp_path, "--minutes", "-1")
 
 
-def test_populations_at_once_give_the_same_numbers(tmp_path, capsys):
+def test_populations_at_once_give_the_same_numbers(tmp_path, capsys, monkeypatch):
+    """Also when one of them fails at first, which is named with its log."""
     words = ("--problems", "sklearn-iris", "--no-long", "--seeds", "0")
     alone = run(tmp_path / "alone", *words)
-    at_once = run(tmp_path / "at once", *words, "--jobs", "2")
-    assert timeless(alone) == timeless(at_once)
-    assert "sklearn-iris-dun: done" in capsys.readouterr().out
-    assert not (tmp_path / "at once" / "parts").exists()
-    with pytest.raises(StudyError, match="--jobs must be at least 1"):
-        run(tmp_path, "--jobs", "0")
-
-
-def test_a_population_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
-    words = ("--problems", "sklearn-iris", "--no-long", "--seeds", "0", "--jobs", "2")
+    words += ("--jobs", "2")
     real = depth.child
     monkeypatch.setattr(
         depth,
@@ -607,10 +598,15 @@ def test_a_population_that_fails_is_named_with_its_log(tmp_path, monkeypatch):
         ),
     )
     with pytest.raises(StudyError, match=r"1 of 3 populations failed, see .*: sklearn-iris-udn"):
-        run(tmp_path, *words)
+        run(tmp_path / "at once", *words)
+    assert "sklearn-iris-dun: done" in capsys.readouterr().out
     monkeypatch.setattr(depth, "child", real)
-    (document,) = run(tmp_path, *words, "--resume")
-    assert {row["model"] for row in document["runs"]} == {"fixed", "udn", "dun"}
+    at_once = run(tmp_path / "at once", *words, "--resume")
+    assert {row["model"] for row in at_once[0]["runs"]} == {"fixed", "udn", "dun"}
+    assert timeless(alone) == timeless(at_once)
+    assert not (tmp_path / "at once" / "parts").exists()
+    with pytest.raises(StudyError, match="--jobs must be at least 1"):
+        run(tmp_path, "--jobs", "0")
 
 
 def test_problems_without_their_data_are_skipped_with_a_reason(tmp_path, capsys):

@@ -245,7 +245,7 @@ def test_the_check_of_images_passes_and_can_fail(capsys, monkeypatch):
     assert "all checks passed" in capsys.readouterr().out
     # A running statistic that is counted twice must be seen.
     monkeypatch.setattr("unbounded.network._recomputing", _counting_twice)
-    assert imagecheck.main(["--device", "cpu", "--no-compile"]) == 1
+    assert not imagecheck.check(torch.device("cpu"), None, compiles=False)
     assert "FAIL the optimiser moves λ: recomputing layers" in capsys.readouterr().out
 
 

@@ -21,7 +21,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 import unbounded
 from unbounded import UDNClassifier, UDNRegressor, estimators, metrics
@@ -30,6 +30,8 @@ from unbounded.likelihoods import InputNoise
 
 # Enough to tell whether things work, not to fit well.
 SHORT = {"epochs": 4, "random_state": 0}
+# Enough to fit well.
+MODEST = {"epochs": 30, "lr": 0.01, "random_state": 0}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def iris():
 
 @pytest.fixture(scope="module")
 def classifier(iris):
-    return UDNClassifier(random_state=0).fit(*iris)
+    return UDNClassifier(epochs=10, random_state=0).fit(*iris)
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +51,37 @@ def friedman():
 
 @pytest.fixture(scope="module")
 def regressor(friedman):
-    return UDNRegressor(random_state=0).fit(*friedman)
+    return UDNRegressor(epochs=10, random_state=0).fit(*friedman)
 
 
 # scikit-learn's own checks
 
 
 # No check is expected to fail. One, of array-API input, skips itself for each estimator unless
-# SCIPY_ARRAY_API was set before SciPy was imported: the test behind this one runs those two.
-@parametrize_with_checks([UDNClassifier(), UDNRegressor()])
+# SCIPY_ARRAY_API was set before SciPy was imported: a test below runs those two.
+QUICK = {"epochs": 10, "width": 16, "lr": 0.02}
+
+
+@parametrize_with_checks([UDNClassifier(**QUICK), UDNRegressor(**QUICK)])
 def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+def default_checks():
+    """Checks in which it matters how long and how fast an estimator trains, by default."""
+    names = ("check_fit2d_1sample", "check_sample_weight_equivalence_on_dense_data")
+    names += ("check_classifiers_one_label", "check_classifiers_train", "check_regressors_train")
+    for kind in (UDNClassifier, UDNRegressor):
+        first = {}  # of those that are there in several forms
+        for estimator, check in estimator_checks_generator(kind()):
+            first.setdefault(check.func.__name__, (estimator, check))
+        for name in names:
+            if name in first:
+                yield pytest.param(*first[name], id=f"{kind.__name__}-{name}")
+
+
+@pytest.mark.parametrize(("estimator", "check"), list(default_checks()))
+def test_scikit_learn_by_default(estimator, check):
     check(estimator)
 
 
@@ -110,10 +133,10 @@ def test_unknown_names_are_still_errors():
 # Fitted attributes and predictions
 
 
-def test_default_arguments_learn(classifier, regressor, iris, friedman):
-    assert classifier.score(*iris) > 0.93
+def test_default_arguments_learn(iris, friedman):
+    assert UDNClassifier(random_state=0).fit(*iris).score(*iris) > 0.93
     X, y = make_friedman1(200, noise=0.5, random_state=1)
-    assert regressor.score(X, y) > 0.8
+    assert UDNRegressor(random_state=0).fit(*friedman).score(X, y) > 0.8
 
 
 @pytest.mark.parametrize("name", ["classifier", "regressor"])
@@ -168,7 +191,7 @@ def test_regression_predicts_the_mixture_over_depths(regressor, friedman):
 
 def test_intervals_hold_about_what_they_say(friedman):
     X, y = make_friedman1(500, noise=1.0, random_state=2)
-    model = UDNRegressor(random_state=0).fit(X[:300], y[:300])
+    model = UDNRegressor(**MODEST).fit(X[:300], y[:300])
     low, high = model.predict_quantiles(X[300:], [0.05, 0.95])
     assert 0.75 < metrics.coverage(y[300:], low, high) < 0.99  # 0.9 is meant, of 200 rows
 
@@ -187,7 +210,7 @@ def test_predictions_do_not_depend_on_units(friedman):
 def test_several_targets(friedman):
     X, y = friedman
     Y = np.column_stack([y, -3 * y + 100])
-    model = UDNRegressor(random_state=0).fit(X, Y)
+    model = UDNRegressor(**MODEST).fit(X, Y)
     mean, std = model.predict(X, return_std=True)
     assert mean.shape == std.shape == Y.shape
     assert model.score(X, Y) > 0.8
@@ -257,9 +280,9 @@ def test_weights_reach_the_elbo_and_the_validation_score(iris):
 
 def test_class_weights_favour_the_rare_class():
     X, y = make_classification(300, weights=[0.95], flip_y=0.1, class_sep=0.3, random_state=0)
-    plain = UDNClassifier(random_state=0).fit(X, y)
-    balanced = UDNClassifier(random_state=0, class_weight="balanced").fit(X, y)
-    given = UDNClassifier(random_state=0, class_weight={0: 1.0, 1: 15.0}).fit(X, y)
+    plain = UDNClassifier(**MODEST).fit(X, y)
+    balanced = UDNClassifier(**MODEST, class_weight="balanced").fit(X, y)
+    given = UDNClassifier(**MODEST, class_weight={0: 1.0, 1: 15.0}).fit(X, y)
     shares = [m.predict_proba(X)[:, 1].mean() for m in (plain, balanced, given)]
     assert shares[0] < 0.2 < shares[1]
     assert shares[0] < 0.2 < shares[2]
@@ -316,11 +339,11 @@ def test_parts_can_be_passed_in(arguments, iris, tmp_path):
 
 def test_likelihoods_can_be_passed_in(iris, friedman):
     X, y = iris
-    two = UDNClassifier(likelihood=unbounded.Bernoulli(), random_state=0).fit(X, y == 1)
+    two = UDNClassifier(likelihood=unbounded.Bernoulli(), **MODEST).fit(X, y == 1)
     assert two.predict_proba(X).shape == (150, 2)
     assert two.score(X, y == 1) > 0.9
     X, y = friedman
-    noisy = UDNRegressor(likelihood=unbounded.Gaussian(InputNoise()), random_state=0).fit(X, y)
+    noisy = UDNRegressor(likelihood=unbounded.Gaussian(InputNoise()), **MODEST).fit(X, y)
     _, std = noisy.predict(X, return_std=True)
     assert noisy.score(X, y) > 0.8
     assert np.ptp(std) > 0.01 * std.mean()

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import unbounded as ub
 from helpers import classes, numbers, same, state
 from unbounded.engines import Eager, Graphs, graphs
-from unbounded.steps.held_out_rows import behind
+from unbounded.steps import held_out_rows as over
 from unbounded.training import Augment, HeldOutAscent, ImageData
 from unbounded.training import best as best_epochs
 
@@ -156,15 +156,15 @@ def test_drift_is_what_shallow_depths_catch_up():
         mean = (q * values).sum()
         return (q * (values - mean) ** 2).sum()
 
-    assert float(behind(torch.full((1, 3), 4.0).double(), q)) == pytest.approx(0, abs=1e-7)
-    assert float(behind(2 * depths, q)) == pytest.approx(0, abs=1e-7)
-    assert float(behind(-2 * depths, q)) == pytest.approx(2 * float(variance(depths)) ** 0.5)
+    assert float(over.behind(torch.full((1, 3), 4.0).double(), q)) == pytest.approx(0, abs=1e-7)
+    assert float(over.behind(2 * depths, q)) == pytest.approx(0, abs=1e-7)
+    assert float(over.behind(-2 * depths, q)) == pytest.approx(2 * float(variance(depths)) ** 0.5)
     bent = torch.tensor([[0.0, 1.0, -1.0]]).double()
-    assert float(behind(bent, q)) == pytest.approx(float(variance(bent)) ** 0.5)
+    assert float(over.behind(bent, q)) == pytest.approx(float(variance(bent)) ** 0.5)
     line = float((q * bent * (depths - (q * depths).sum())).sum() / variance(depths) ** 0.5)
     assert line < 0
     rest = (float(variance(bent)) - line**2) ** 0.5
-    assert float(behind(-bent, q)) == pytest.approx(rest)
+    assert float(over.behind(-bent, q)) == pytest.approx(rest)
 
 
 def test_a_network_that_is_worse_than_guessing_makes_q_no_narrower():
@@ -230,12 +230,29 @@ def test_who_overfits_goes_by_training_rows_no_more():
     assert float(rule._state[0, 2]) == 1
 
 
-def test_the_error_of_the_score_is_that_of_a_mean_over_rows():
-    """In units of the score: accuracies have a binomial error."""
-    _, result, _ = spiral_run(epochs=2)
+@pytest.mark.parametrize("weight", [None, 3.0])
+def test_the_error_of_the_score_is_that_of_a_mean_over_rows(weight):
+    """In units of the score: accuracies have a binomial error, in whatever units weights are."""
+    validation = classes(64, seed=1)
+    if weight is not None:
+        validation += (torch.full((64,), weight),)
+    _, result, _ = spiral_run(epochs=2, validation=validation)
     row = result.history.rows[-1]
     share = row["val_accuracy"]
     assert row["val_error"] == pytest.approx((share * (1 - share) / 63) ** 0.5, rel=1e-6)
+
+
+def test_an_error_from_sums_of_parts_is_that_from_rows():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 3, 40, generator=generator).double()
+    weights = torch.rand(2, 40, generator=generator).double()
+    weights[:, :5], scores[..., :5] = 0.0, 7.0  # no part of it
+    for w in (None, weights):
+        parts = [slice(0, 11), slice(11, 40)]
+        pieces = [(scores[..., p], None if w is None else w[:, None, p]) for p in parts]
+        mean, error = over.mean_and_error(sum(over.sums(*piece) for piece in pieces))
+        assert torch.allclose(mean, over.mean(scores, w))
+        assert torch.allclose(error, over.standard_error(scores, mean, w))
 
 
 def test_training_rows_stand_in_while_nothing_generalises():

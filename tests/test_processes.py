@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import several
-from several import KINDS, OPTIONS, OWN
+from several import FOUR, KINDS, OPTIONS, OWN
 from unbounded import parallel
 from unbounded.parallel import ALONE, ProcessError
 from unbounded.parallel.rows import own_rows
@@ -74,10 +75,8 @@ def apart(one: object, other: object, where: str = "") -> float:
     return 0.0
 
 
-def check_all(found: dict) -> None:
-    for name in OPTIONS:
-        if name in OWN:
-            continue
+def check_all(found: dict, names: Iterable[str]) -> None:
+    for name in names:
         alone = several.train(name)
         assert all(len(births) >= 3 for births in alone["births"]), name
         depths = [row["max_depth"] for row in alone["rows"][0]]
@@ -100,7 +99,7 @@ def test_two_processes(tmp_path):
     ended = run(variables(2), "all", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "all.pt", weights_only=False)
-    check_all(found)
+    check_all(found, OPTIONS.keys() - set(OWN))
     assert apart(found["whole"], found["cut"]) == 0  # bit for bit
     assert apart(several.own_loop(), found["loop"]) <= 1e-10
     told = [json.loads((tmp_path / f"told.{rank}.json").read_text()) for rank in range(2)]
@@ -129,7 +128,7 @@ def test_four_processes(tmp_path):
     ended = run(variables(4), "four", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "four.pt", weights_only=False)
-    check_all(found)
+    check_all(found, FOUR)
     assert apart(several.train("held_out"), found["rest"]) <= 1e-10
 
 

@@ -22,7 +22,7 @@ def command(folder: Path, resume: bool) -> int:
 
     table = folder / "table.csv"
     fixtures.frame("number", 400).to_csv(table, index=False)
-    size = ["--epochs", "150", "--patience", "150", "--width", "8", "--no-references"]
+    size = ["--epochs", "40", "--patience", "40", "--width", "8", "--no-references"]
     status = main(["fit", str(table), "--target", "y", "--out", str(folder / "m.udn"), *size])
     _done()
     return status

@@ -38,25 +38,29 @@ def main(arguments: list[str] | None = None) -> int:
     torch.backends.cudnn.allow_tf32 = False
     good = True
     for rule in (None, RateAscent):
-        title = "the optimiser moves λ" if rule is None else "RateAscent moves λ, then Sharpen"
-        plain = train(device, rule, graphs=False)
-        good &= _births(f"{title}: layers are born", plain)
-        graphs = train(device, rule)
-        good &= _say(f"{title}: graphs = kernel by kernel", plain, graphs, 1e-4)
-        good &= _say(f"{title}: two runs agree", graphs, train(device, rule), 0.0)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "cut.checkpoint"
-            train(device, rule, epochs=EPOCHS // 2, checkpoint=path)
-            rest = train(device, rule, checkpoint=path, resume=True)
-        good &= _say(f"{title}: cut in two at a checkpoint", graphs, rest, 1e-4)
-        good &= _say(
-            f"{title}: recomputing layers", graphs, train(device, rule, recomputes=True), 1e-4
-        )
-        if not options.no_compile:
-            compiled = train(device, rule, compiles=True)
-            good &= _say(f"{title}: compiled layers", graphs, compiled, 1e-2)
+        good &= check(device, rule, not options.no_compile)
     print("all checks passed" if good else "a check FAILED")
     return 0 if good else 1
+
+
+def check(device: torch.device, rule: type[RateAscent] | None, compiles: bool) -> bool:
+    """All checks of one way to move λ."""
+    title = "the optimiser moves λ" if rule is None else "RateAscent moves λ, then Sharpen"
+    plain = train(device, rule, graphs=False)
+    good = _births(f"{title}: layers are born", plain)
+    graphs = train(device, rule)
+    good &= _say(f"{title}: graphs = kernel by kernel", plain, graphs, 1e-4)
+    good &= _say(f"{title}: two runs agree", graphs, train(device, rule), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cut.checkpoint"
+        train(device, rule, epochs=EPOCHS // 2, checkpoint=path)
+        rest = train(device, rule, checkpoint=path, resume=True)
+    good &= _say(f"{title}: cut in two at a checkpoint", graphs, rest, 1e-4)
+    good &= _say(f"{title}: recomputing layers", graphs, train(device, rule, recomputes=True), 1e-4)
+    if compiles:
+        compiled = train(device, rule, compiles=True)
+        good &= _say(f"{title}: compiled layers", graphs, compiled, 1e-2)
+    return good
 
 
 def train(

@@ -111,10 +111,8 @@ class HeldOutAscent(DepthRule):
         self.memory, self.speed = float(memory), float(speed)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
         self.narrowest = float(narrowest)
-        if reference is not None:
-            reference = _checked(reference)
-        self.reference = reference
-        self._reference = reference  # or the layers' own, once there is a model
+        self.reference = None if reference is None else _checked(reference)
+        self._rho: tuple[float, float]  # place and spread of ρ; `check` knows the layers' own
         # Tensors of the models that the rule moves, one or many: the first axis is theirs.
         self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
         # Running means of what each depth adds to the one before. Not of the scores themselves: a
@@ -183,8 +181,7 @@ class HeldOutAscent(DepthRule):
                 "HeldOutAscent moves the place and the spread of a TruncatedNormal; "
                 f"{type(model.depth).__name__} has none"
             )
-        if self.reference is None:
-            self._reference = _checked(model.layers.reference)
+        self._rho = self.reference or _checked(model.layers.reference)
 
     @property
     def rests(self) -> Tensor:
@@ -380,12 +377,6 @@ class HeldOutAscent(DepthRule):
         value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
         divergence = (q * (log_q - self._log_reference(q))).sum(-1)
         return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
-
-    @property
-    def _rho(self) -> tuple[float, float]:
-        """Place and spread of ρ."""
-        assert self._reference is not None  # see `check`
-        return self._reference
 
     def _log_reference(self, like: Tensor) -> Tensor:
         """log ρ(ℓ) for ℓ = 1 … as many as the last axis has."""

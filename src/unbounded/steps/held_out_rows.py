@@ -28,11 +28,45 @@ def standard_error(values: Tensor, means: Tensor, weights: Tensor | None) -> Ten
     """Of such a mean: `(members, depth)`."""
     squares = (values - means[..., None]) ** 2
     if weights is None:
-        return (squares.mean(-1) / max(values.shape[-1] - 1, 1)).sqrt()
+        count = values.new_full((), values.shape[-1])
+        return _error(squares.sum(-1), count, count)
     weights = weights.double()
-    count = weights.sum(1, keepdim=True) ** 2 / (weights**2).sum(1, keepdim=True)  # as if equal
-    variance = (squares @ weights[..., None] ** 2)[..., 0] / weights.sum(1, keepdim=True) ** 2
-    return (variance * count / (count - 1).clamp(min=1)).sqrt()
+    squares = (squares @ weights[..., None] ** 2)[..., 0]
+    return _error(squares, weights.sum(1, keepdim=True), (weights**2).sum(1, keepdim=True))
+
+
+def _error(squares: Tensor, total: Tensor, total_squares: Tensor) -> Tensor:
+    """Of a weighted mean m of s, from Σ w²(s − m)², Σ w and Σ w²."""
+    count = total**2 / total_squares  # rows of equal weight that would say as much
+    return (squares / total**2 * count / (count - 1).clamp(min=1)).sqrt()
+
+
+def sums(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ w, Σ ws, Σ w², Σ w²s and Σ w²s² over rows; sums of parts can be added.
+
+    Args:
+        scores: s, `(…, rows)`.
+        weights: w, which broadcast with them; 1 each where it is None. A row of weight 0 may have
+            any score.
+
+    Returns:
+        In double precision, so that counts are exact: `(…, 5)`.
+    """
+    s = scores.double()
+    if weights is None:
+        w = torch.ones_like(s)
+    else:
+        w = weights.double().expand_as(s)
+        s = torch.where(w > 0, s, 0.0)
+    return torch.stack([w, w * s, w**2, w**2 * s, (w * s) ** 2], -2).sum(-1)
+
+
+def mean_and_error(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of the scores and its standard error, from the sums: `(…,)` each."""
+    total, first, total_squares, cross, squares = sums.unbind(-1)
+    mean = first / total
+    squares = squares - 2 * mean * cross + mean**2 * total_squares
+    return mean, _error(squares.clamp(min=0), total, total_squares)
 
 
 def behind(gaps: Tensor, q: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Scores of a model on data, with one host read for all sets."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from unbounded.likelihoods import Likelihood
 from unbounded.parallel import ALONE, Processes
 from unbounded.predictive import evaluating
+from unbounded.steps import held_out_rows as over
 from unbounded.steps.batches import ArrayBatches, Batch, Batches
 
 if TYPE_CHECKING:
@@ -79,34 +79,28 @@ class SetScores:
                     place = list(sizes).index(keep)
                     kept.append(part.in_place(by_depth.split(list(sizes.values()), 1)[place]))
                 score, log_prob = row_scores(likelihood, outputs, log_q, y)
-                count = torch.ones_like(log_prob) if weights is None else weights
-                rows = torch.stack([score, log_prob, count])
-                if weights is not None:
-                    rows[:2] *= weights
-                rows = torch.cat([rows, rows[:2] ** 2])
+                rows = torch.stack([score, log_prob])
                 if part.is_empty:
-                    rows.zero_()
+                    weights = torch.zeros_like(log_prob)
+                # Where there are weights, the batch is of one set.
                 for name, own in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
-                    total = own.sum(1, dtype=torch.float64)  # double, so that counts are exact
+                    total = over.sums(own, weights)
                     sums[name] = sums[name] + total if name in sums else total
-            totals = torch.stack([sums[name] for name in self.sets]) if sums else log_q[:0]
-            self.processes.sum(totals)
-            values = totals.tolist()
+            values = []
+            if sums:
+                totals = torch.stack([sums[name] for name in self.sets])
+                self.processes.sum(totals)
+                values = torch.stack(over.mean_and_error(totals), 1).tolist()
             if kept:
                 self.by_depth = torch.cat(kept, 1)
                 self.processes.sum(self.by_depth)
         result: dict[str, float] = {}
-        for name, (score_sum, log_score, count, *squares) in zip(self.sets, values, strict=True):
-            mean, log_mean = score_sum / count, log_score / count
+        for name, ((mean, log_mean), errors) in zip(self.sets, values, strict=True):
             if likelihood.score_name != "log_score":
                 result[f"{name}_{likelihood.score_name}"] = likelihood.finish_score(mean)
             result[f"{name}_log_score"] = log_mean
             if name == keep:
-                pairs = zip((mean, log_mean), squares, strict=True)
-                error, log_error = (standard_error(m, square / count, count) for m, square in pairs)
-                result |= dict(
-                    zip(ERRORS, finished(likelihood, mean, error, log_error), strict=True)
-                )
+                result |= dict(zip(ERRORS, finished(likelihood, mean, *errors), strict=True))
         return result
 
     def _passes(self) -> Iterator[tuple[dict[str, int], Batch]]:
@@ -142,11 +136,6 @@ class _Part:
         if not self.is_empty:
             found[:, self._here] = by_depth
         return found
-
-
-def standard_error(mean: float, square: float, count: float) -> float:
-    """Of the mean of `count` numbers, from it and the mean of their squares."""
-    return math.sqrt(max(square - mean**2, 0.0) / max(count - 1, 1.0))
 
 
 def finished(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unbounded.engines.stacked.data import MemberData
 from unbounded.engines.stacked.rules import StackedRule
+from unbounded.steps import held_out_rows as over
 
 if TYPE_CHECKING:
     from unbounded.engines.stacked.computation import Computation
@@ -23,8 +24,7 @@ def score_set(
     And their standard errors.
     """
     count = len(work.models)
-    totals, squares = torch.zeros(2, count, 2, dtype=torch.float64, device=work.device)
-    counted = torch.zeros(count, 1, dtype=torch.float64, device=work.device)
+    totals = torch.zeros(count, 2, 5, dtype=torch.float64, device=work.device)
     piece = max(256, min(8192, _SCORED[work.device.type] // count))
     for start in range(0, data.size, piece):
         x, y, weights = data.part(start, min(start + piece, data.size))
@@ -32,13 +32,5 @@ def score_set(
         rows = work.likelihood.scores(outputs, log_q, y, work.source)  # (members, 2, rows)
         if rule is not None:
             rule.keep(start, work.likelihood.log_lik_of(outputs, y, work.source))
-        if weights is None:
-            counted += rows.shape[2]
-        else:
-            counted += weights.sum(1, keepdim=True, dtype=torch.float64)
-            rows = torch.where(weights[:, None] > 0, rows * weights[:, None], 0.0)
-        totals += rows.sum(2, dtype=torch.float64)
-        squares += (rows.double() ** 2).sum(2)
-    means = totals / counted
-    variance = (squares / counted - means**2).clamp(min=0)
-    return means, (variance / (counted - 1).clamp(min=1)).sqrt()
+        totals += over.sums(rows, None if weights is None else weights[:, None])
+    return over.mean_and_error(totals)
