@@ -191,10 +191,10 @@ class HeldOutAscent(DepthRule):
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""
         for name in ("_sums", "_train", "_fast", "_seen"):
-            setattr(self, name, _enlarged(getattr(self, name), (members, size), device))
+            setattr(self, name, over.enlarged(getattr(self, name), (members, size), device))
         rows = max(rows, self._gains.shape[2])
-        self._gains = _enlarged(self._gains, (members, size, rows), device)
-        self._state = _enlarged(self._state, (members, _COUNT), device)
+        self._gains = over.enlarged(self._gains, (members, size, rows), device)
+        self._state = over.enlarged(self._state, (members, _COUNT), device)
         self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
 
     def add(self, log_lik: Tensor, steps: Tensor) -> None:
@@ -274,7 +274,7 @@ class HeldOutAscent(DepthRule):
         guess: Tensor | None,
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """1 if held-out rows can tell what layers are worth, else 0; and by how much they are learnt.
+        """1 if held-out rows can tell what layers are worth, else 0; and what is learnt of them.
 
         The best depth that is trained must beat guessing for sure. That alone is too little: a line
         through a spiral is better than guessing for sure, and says nothing of what depth could do.
@@ -447,10 +447,3 @@ def _checked(reference: tuple[float, float]) -> tuple[float, float]:
 
 def _numbers(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.float64)
-
-
-def _enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor of that shape, on the device, which begins with what is there."""
-    result = torch.zeros(shape, dtype=tensor.dtype, device=device)
-    result[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(device)
-    return result

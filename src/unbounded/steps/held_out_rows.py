@@ -87,3 +87,10 @@ def behind(gaps: Tensor, q: Tensor) -> Tensor:
     gaps, offsets = (t - (q * t).sum(1, keepdim=True) for t in (gaps, depths.expand_as(q)))
     along = (q * gaps * offsets).sum(1) / (q * offsets**2).sum(1).clamp(min=1e-12).sqrt()
     return ((q * gaps**2).sum(1) - along.clamp(min=0) ** 2).clamp(min=0).sqrt()
+
+
+def enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor of that shape, on the device, which begins with what is there."""
+    result = torch.zeros(shape, dtype=tensor.dtype, device=device)
+    result[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(device)
+    return result
