@@ -90,7 +90,7 @@ def test_warm_start_goes_on_from_where_it_stands(members, friedman):
 def test_warm_start_with_all_rows_and_frames(friedman):
     X, y = friedman
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).assign(side=np.where(y > 14, "up", "down"))
-    model = UDNRegressor(**SHORT, warm_start=True).fit(frame, y)
+    model = UDNRegressor(**SHORT, warm_start=True, refit=True).fit(frame, y)
     encoding = model.encoding_
     model.fit(frame[:60], y[:60])
     assert model.encoding_ is encoding

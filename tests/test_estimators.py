@@ -24,7 +24,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 import unbounded
-from unbounded import UDNClassifier, UDNRegressor, estimators, metrics
+from unbounded import UDNClassifier, UDNRegressor, devices, estimators, metrics
 from unbounded.estimators.rows import MIN_VALIDATION_ROWS, Scaling, merge, split
 from unbounded.likelihoods import InputNoise
 
@@ -117,7 +117,7 @@ def test_importing_the_library_does_not_import_scikit_learn():
 def test_help_and_signature_name_every_argument(kind, own):
     names = set(inspect.signature(kind).parameters)
     assert names == set(kind().get_params()) >= {own, "width", "random_state"}
-    assert len(names) == 22
+    assert len(names) == 23
     for name in names:
         assert f"    {name}: " in kind.__doc__
     assert kind.__doc__.count("depth_probs_: ") == 1
@@ -446,15 +446,15 @@ def test_partial_fit_goes_on_from_where_it_stands(iris):
     assert scores[-1] > 0.9
     assert scores[-1] > scores[0]
     assert model.n_rows_seen_ == 30 * 60
-    layer = model.model_.network.hidden["1"].weight
+    layer = model.model_.network.hidden["1"].linear.weight
     fitted = UDNClassifier(**SHORT).fit(X, y)
-    before = fitted.model_.network.hidden["1"].weight.detach().clone()
+    before = fitted.model_.network.hidden["1"].linear.weight.detach().clone()
     seen = fitted.n_rows_seen_
     fitted.partial_fit(X, y)
-    moved = (fitted.model_.network.hidden["1"].weight - before).abs().max().item()
+    moved = (fitted.model_.network.hidden["1"].linear.weight - before).abs().max().item()
     assert 0 < moved < 0.1  # moved, but not born anew
     assert fitted.n_rows_seen_ == seen + 150
-    assert layer is model.model_.network.hidden["1"].weight
+    assert layer is model.model_.network.hidden["1"].linear.weight
 
 
 def test_partial_fit_of_numbers(friedman):
@@ -667,8 +667,8 @@ def test_verbose_says_how_it_goes(iris, capfd):
 
 def test_devices():
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert estimators.base.resolve_device("auto").type == expected
-    assert estimators.base.resolve_device("cpu").type == "cpu"
+    assert devices.resolve_device("auto").type == expected
+    assert devices.resolve_device("cpu").type == "cpu"
 
 
 # Odd tables

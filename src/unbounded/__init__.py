@@ -22,6 +22,7 @@ from unbounded.layers import Layers as Layers
 from unbounded.layers import PreNormDense as PreNormDense
 from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
+from unbounded.layers import TableDense as TableDense
 from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical
 from unbounded.likelihoods import Gaussian as Gaussian

@@ -25,6 +25,14 @@ def check_device(name: Any, error: type[Exception] = ValueError) -> Any:
     return name
 
 
+def resolve_device(device: str | torch.device) -> torch.device:
+    """ "auto" is the GPU where there is one, else the CPU; a ValueError if it cannot be used."""
+    check_device(device)
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
 def free_memory(device: torch.device) -> int | None:
     """How many bytes can still be taken on a device; None where nobody can tell.
 

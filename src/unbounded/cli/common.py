@@ -239,5 +239,9 @@ def score_table(
 
 def add_preset_argument(parser: Any, default: str | None = None) -> None:
     """`--preset`, a name of `unbounded.training.PRESETS`, which is slow to import."""
-    text = "depth by held-out rows, or by the paper's family and gradient (default: settled)"
-    parser.add_argument("--preset", choices=("settled", "paper"), default=default, help=text)
+    text = (
+        "depth by held-out rows, with what tables need or plain, or by the paper's family and "
+        f"gradient (default: {default or 'tables'})"
+    )
+    names = ("tables", "settled", "paper")
+    parser.add_argument("--preset", choices=names, default=default, help=text)

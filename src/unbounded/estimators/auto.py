@@ -2,25 +2,26 @@
 
 import numpy as np
 
-STEPS = 3000
-"""Training steps that small and mid-size tables get at most."""
-MIN_EPOCHS, MAX_EPOCHS = 20, 200
+STEPS = 1200, 6000
+"""Training steps are as many as there are rows, within these bounds."""
+MIN_EPOCHS, MAX_EPOCHS = 10, 200
 PATIENCE = 5
 """Training stops after a fifth of its epochs without a better validation score."""
 
 
 def choose_epochs(epochs: int | str, batch_size: int | str, rows: int) -> int:
-    """As given, or as many as make `STEPS` steps, within bounds."""
+    """As given, or as many as make as many steps as there are rows, within bounds."""
     if not isinstance(epochs, str):
         return epochs
     steps = -(-rows // choose_batch_size(batch_size, rows))
-    return min(max(-(-STEPS // steps), MIN_EPOCHS), MAX_EPOCHS)
+    wanted = min(max(rows, STEPS[0]), STEPS[1])
+    return min(max(-(-wanted // steps), MIN_EPOCHS), MAX_EPOCHS)
 
 
 def choose_batch_size(batch_size: int | str, rows: int) -> int:
-    """As given, or a power of two near √rows, from 32 to 1024; no more than there are rows."""
+    """As given, or a power of two near 2√rows, from 32 to 1024; no more than there are rows."""
     if isinstance(batch_size, str):
-        batch_size = int(np.clip(2 ** round(np.log2(max(rows, 1)) / 2), 32, 1024))
+        batch_size = int(np.clip(2 ** round(1 + np.log2(max(rows, 1)) / 2), 32, 1024))
     return min(batch_size, rows)
 
 

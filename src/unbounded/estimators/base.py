@@ -15,18 +15,27 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
-from unbounded.devices import check_device
+from unbounded.devices import resolve_device
 from unbounded.estimators.auto import (
     annealing_factor,
     choose_batch_size,
     choose_epochs,
     choose_patience,
 )
+from unbounded.estimators.calibration import calibrate
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.predicting import Predictor
-from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, merge, split
+from unbounded.estimators.rows import (
+    Array,
+    Scaling,
+    Scalings,
+    WeightedRows,
+    merge,
+    numbers,
+    split,
+)
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -51,16 +60,20 @@ class UDNEstimator(Predictor, NestedParameters):
     end training and keep the best model so far.
 
     Main arguments of both estimators:
-        preset: "settled" (depth follows held-out rows; docs/depth.md) or "paper" (a truncated
-            Poisson whose λ follows the gradient of 𝓛, plain layers).
+        preset: "tables" (embeddings of the columns, a rate that falls, depth by held-out rows;
+            docs/tables.md), "settled" (depth by held-out rows; docs/depth.md) or "paper" (a
+            truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
-        epochs: passes over the training rows at most. "auto": 3000 steps, in 20 to 200 epochs.
-        batch_size: rows a step. "auto": a power of two near √rows, from 32 to 1024.
+        epochs: passes over the training rows at most. "auto": as many steps as there are rows, but
+            1200 to 6000, in 10 to 200 epochs.
+        batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights, with Adam. In the preset "paper" λ learns at a tenth of it.
         validation_fraction: share of the rows (of each class alike) that is held out to find the
             best epoch. Tables too small to spare 8 rows for that are trained to the end.
         refit: once the best epoch is known, train anew on all rows up to it, with a rate that
             falls to nothing in the second half. False keeps the weights of the best epoch.
+        calibrate: bring the noise, or the certainty of classes, to what held-out rows show, by one
+            factor. Not after a refit, which leaves no such rows.
         n_members: train this many models at once from different seeds and
             average their predictions: a deep ensemble.
         random_state: a number makes everything reproducible, bit for bit on a CPU.
@@ -75,9 +88,10 @@ class UDNEstimator(Predictor, NestedParameters):
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
         weight_prior: p(θ); N(0, 1) by default.
         likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
-        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
-            the epochs. None: never.
-        select: the best epoch by "log_score" or by "score" (accuracy or RMSE).
+        patience: stop after this many epochs without a better held-out score. "auto": never where
+            the preset's rate falls, else a fifth of the epochs. None: never.
+        select: the best epoch by "log_score" or by "score" (accuracy or RMSE). "auto": by score
+            for numbers, whose noise is calibrated afterwards, by log score for classes.
         standardize: bring every input column to mean 0 and standard deviation 1. Where a table is
             encoded, the encoding does that.
         categorical_features: columns that are categories whatever they hold, as in scikit-learn's
@@ -112,19 +126,20 @@ class UDNEstimator(Predictor, NestedParameters):
     """
 
     layers: Layers | Callable[[int, int], Layers] | None = None
-    preset: str = "settled"
-    width: int = 64
+    preset: str = "tables"
+    width: int = 128
     depth: DepthFamily | None = None
     depth_prior: DepthPrior | None = None
     weight_prior: WeightPrior | None = None
     likelihood: Likelihood | None = None
     epochs: int | Literal["auto"] = "auto"
     batch_size: int | Literal["auto"] = "auto"
-    lr: float = 0.005
+    lr: float = 0.01
     patience: int | Literal["auto"] | None = "auto"
-    validation_fraction: float = 0.2
-    select: str = "log_score"
-    refit: bool = True
+    validation_fraction: float = 0.15
+    select: str = "auto"
+    refit: bool = False
+    calibrate: bool = True
     standardize: bool = True
     n_members: int = 1
     categorical_features: Any = "from_dtype"
@@ -256,6 +271,8 @@ class UDNEstimator(Predictor, NestedParameters):
                     # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
             with interrupts.shielded():
+                if self.refit_history_ is None and self.calibrate:
+                    calibrate(run.models, run.scalings, parts[1])
                 self._keep(run._replace(training=first), len(y))
 
     def _run(
@@ -278,24 +295,27 @@ class UDNEstimator(Predictor, NestedParameters):
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self.n_members)
-            models = [self._build(train.x.shape[1], size, one) for one in seeds]
+            models = [self._build(train.x, size, one) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
+        recipe = preset(self.preset)
+        by_kind = "log_score" if train.y.ndim == 1 else "score"
         validation = patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
-            patience = choose_patience(self.patience, epochs)
+            if recipe.schedule is None or self.patience != "auto":
+                patience = choose_patience(self.patience, epochs)
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,
             "batch_size": choose_batch_size(self.batch_size, len(train.x)),
             "lr": self.lr,
             "patience": patience,
-            "select": self.select,
+            "select": by_kind if self.select == "auto" else self.select,
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
-            **preset(self.preset).fitting(models[0].depth, validation is not None),
+            **recipe.fitting(models[0].depth, validation is not None, epochs),
         }
         data = scalings.tensors(train, models[0])
         return TrainedModels(models, scalings, Training.by_fit(models, data, **options))
@@ -347,12 +367,12 @@ class UDNEstimator(Predictor, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, in_features: int, size: int, seed: int) -> UDN:
+    def _build(self, x: Array, size: int, seed: int) -> UDN:
         likelihood = copy.deepcopy(self.likelihood)
         if likelihood is None:
             likelihood = self._default_likelihood(size)
         model = UDN(
-            self._layers(in_features, likelihood.num_outputs(size)),
+            self._layers(x, likelihood.num_outputs(size)),
             likelihood,
             # Copies: training moves λ, and the arguments stay as they were given.
             preset(self.preset).family() if self.depth is None else copy.deepcopy(self.depth),
@@ -362,9 +382,10 @@ class UDNEstimator(Predictor, NestedParameters):
         )
         return model.to(resolve_device(self.device))
 
-    def _layers(self, in_features: int, out_features: int) -> Layers:
+    def _layers(self, x: Array, out_features: int) -> Layers:
+        in_features = x.shape[1]
         if self.layers is None:
-            return preset(self.preset).layers(in_features, self.width, out_features)
+            return preset(self.preset).built(in_features, self.width, out_features, numbers(x))
         if isinstance(self.layers, Layers):
             return self.layers
         if not callable(self.layers):
@@ -386,7 +407,7 @@ class UDNEstimator(Predictor, NestedParameters):
             rows = self._encoded(rows, size, rng)
         rows = merge(*rows)
         if first:
-            model = self._build(rows.x.shape[1], size, int(rng.randint(2**31 - 1)))
+            model = self._build(rows.x, size, int(rng.randint(2**31 - 1)))
             none = Training(History(), 0, "partial_fit")
             self._keep(TrainedModels([model], self._scalings(rows), none), 0)
             self.refit_history_ = None
@@ -428,11 +449,3 @@ class UDNEstimator(Predictor, NestedParameters):
             members = [copy.deepcopy(model).cpu() for model in state["members_"]]
             state = {**state, "members_": members, "model_": members[0], "_optimizer": None}
         return state
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """ "auto" is the GPU where there is one, else the CPU; a ValueError if it cannot be used."""
-    check_device(device)
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)

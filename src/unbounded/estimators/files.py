@@ -7,7 +7,8 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from unbounded import files
-from unbounded.estimators.base import UDNEstimator, resolve_device
+from unbounded.devices import resolve_device
+from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.rows import Scaling
 from unbounded.files import Contents, FileError
 from unbounded.layers import Dense, ResidualConv

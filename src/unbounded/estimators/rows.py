@@ -88,6 +88,14 @@ def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
     return WeightedRows(np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts)
 
 
+def numbers(x: Array) -> list[int]:
+    """Which columns have more than two values: `(rows, column)` → their numbers."""
+    first = x[:1]
+    # The first value, the first other one, and then any third.
+    other = np.take_along_axis(x, (x != first).argmax(0)[None], 0)
+    return np.flatnonzero(((x != first) & (x != other)).any(0)).tolist()
+
+
 def split(
     rows: int, fraction: float, classes: Array | None, rng: np.random.RandomState
 ) -> tuple[Array, Array]:

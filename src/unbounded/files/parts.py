@@ -13,7 +13,7 @@ from unbounded.depth import (
     TruncatedNormal,
     TruncatedPoisson,
 )
-from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense
+from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense, TableDense
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
@@ -90,6 +90,13 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
         Dense: _DENSE,
         ResidualDense: {**_DENSE, "identity": flag},
         PreNormDense: _DENSE,
+        TableDense: {
+            **_DENSE,
+            "embedded": list_of(whole(0)),
+            "frequencies": _SIZE,
+            "embedding": whole(2),
+            "spread": _POSITIVE,
+        },
         ResidualConv: {
             "in_channels": _SIZE,
             "out_features": _SIZE,

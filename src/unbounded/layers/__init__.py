@@ -6,3 +6,4 @@ from unbounded.layers.convolutional import ResidualConv as ResidualConv
 from unbounded.layers.dense import Dense as Dense
 from unbounded.layers.dense import PreNormDense as PreNormDense
 from unbounded.layers.dense import ResidualDense as ResidualDense
+from unbounded.layers.tables import TableDense as TableDense

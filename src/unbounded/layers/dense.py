@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": torch.tanh,
     "gelu": F.gelu,
     "silu": F.silu,
+    "mish": F.mish,
 }
 
 
@@ -30,7 +31,7 @@ class Dense(Layers):
         in_features: size of the input x; inputs of more axes are not flattened for you.
         width: size of every hidden state (32 on the paper's spirals).
         out_features: size of a head's output: what the likelihood takes.
-        activation: "relu", "tanh", "gelu", "silu" or a callable.
+        activation: "relu", "tanh", "gelu", "silu", "mish" or a callable.
         init: "default" (torch's, the paper's), "he", or a callable that fills an `nn.Linear`
             of a hidden layer; None takes the class's own. Heads keep torch's default.
         shares_head: one head for all depths, as in Depth Uncertainty Networks.

@@ -1,13 +1,20 @@
 """Named recipes: what a network is made of and how its depth is found if nobody says otherwise."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+
 from unbounded.depth import DepthFamily, TruncatedNormal, TruncatedPoisson
-from unbounded.layers import Dense, Layers, PreNormDense
+from unbounded.layers import Dense, Layers, PreNormDense, TableDense
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.held_out import HeldOutAscent
+
+_MOST_EMBEDDED = 256  # columns: of more, images say, waves cost time and say little
+_WARM_UP, _LAST_RATE = 0.05, 0.01
 
 
 @dataclass(frozen=True)
@@ -16,34 +23,70 @@ class Preset:
 
     Attributes:
         name: by which it is asked for.
-        layers: (in_features, width, out_features) ↦ the layers.
+        layers: (in_features, width, out_features) ↦ the layers; `TableDense` is told, besides,
+            which columns to embed.
         family: q(ℓ; λ) before training.
         rule: what moves λ where there are held-out rows; None for the optimiser.
         average: decay a step of the moving average of the weights; None for none.
         clip: the largest norm of a gradient; None for none.
+        schedule: (epoch, epochs) ↦ a factor of the rate; None for a constant one.
+        optimizer: of the weights; None for Adam as torch has it.
     """
 
     name: str
-    layers: Callable[[int, int, int], Layers]
+    layers: Callable[..., Layers]
     family: Callable[[], DepthFamily]
     rule: Callable[[], DepthRule] | None
     average: float | None
     clip: float | None
+    schedule: Callable[[int, int], float] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
 
-    def fitting(self, family: DepthFamily, validates: bool) -> dict[str, Any]:
+    def built(
+        self, in_features: int, width: int, out_features: int, numbers: Sequence[int]
+    ) -> Layers:
+        """The layers for a table.
+
+        Args:
+            in_features: columns.
+            width: of hidden states.
+            out_features: of the heads.
+            numbers: columns with more than two values.
+        """
+        if self.layers is not TableDense:
+            return self.layers(in_features, width, out_features)
+        embedded = numbers if len(numbers) <= _MOST_EMBEDDED else ()
+        return self.layers(in_features, width, out_features, embedded=embedded)
+
+    def fitting(self, family: DepthFamily, validates: bool, epochs: int = 0) -> dict[str, Any]:
         """Options of `fit` for a family, which may be the user's own.
 
         Args:
             family: of the model.
             validates: whether there are held-out rows.
+            epochs: of the training, for a schedule.
         """
         found: dict[str, Any] = {"average": self.average, "clip": self.clip}
+        if self.schedule is not None and epochs:
+            rate = self.schedule
+            found["schedule"] = lambda epoch: rate(epoch, epochs)
+        if self.optimizer is not None:
+            found["optimizer"] = self.optimizer
         if self.rule is not None and isinstance(family, TruncatedNormal):
             if validates:
                 found["depth_rule"] = self.rule()
             else:
                 found["depth_lr_ratio"] = 0.0  # nothing to judge by: q stays
         return found
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Up in the first twentieth of the epochs, then down to a hundredth along half a cosine."""
+    done = (epoch + 0.5) / epochs
+    if done < _WARM_UP:
+        return done / _WARM_UP
+    fall = (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP))) / 2
+    return _LAST_RATE + (1 - _LAST_RATE) * fall
 
 
 def _plain(in_features: int, width: int, out_features: int) -> Layers:
@@ -56,11 +99,22 @@ PRESETS = {
         Preset(
             "settled", PreNormDense, lambda: TruncatedNormal(4.0, 2.0), HeldOutAscent, 0.998, 1.0
         ),
+        Preset(
+            "tables",
+            TableDense,
+            lambda: TruncatedNormal(3.0, 2.0),
+            HeldOutAscent,
+            0.998,
+            1.0,
+            cosine,
+            partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.02),
+        ),
         Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )
 }
-"""By name. "settled": depth follows held-out rows. "paper": a truncated Poisson moved by the
-gradient of 𝓛, with plain layers (He's initialisation, without which deep ones do not learn)."""
+"""By name. "settled": depth follows held-out rows. "tables": likewise, with embeddings of columns,
+decay of the weights and a rate that falls. "paper": a truncated Poisson moved by the gradient of 𝓛,
+with plain layers (He's initialisation, without which deep ones do not learn)."""
 
 
 def preset(name: str) -> Preset:

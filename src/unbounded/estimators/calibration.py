@@ -1,0 +1,121 @@
+"""Noise and certainty as held-out rows show them, not as the rows that were learnt from."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unbounded.estimators.rows import Scalings, WeightedRows
+from unbounded.likelihoods import Gaussian, LearntNoise
+from unbounded.likelihoods.categorical import ClassLikelihood, ClassPrediction
+from unbounded.likelihoods.gaussian import GaussianPrediction
+from unbounded.model import UDN
+from unbounded.predictive import predict_ensemble
+
+_MOST_ROWS = 20_000  # more say no more of a single number
+_BATCH = 4096  # rows that go through the network at a time
+_DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
+_FURTHEST = 3.0  # the factor's logarithm lies within ± this
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@torch.no_grad()
+def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> float:
+    """Multiply the noise, or the temperature of the classes, by what fits held-out rows best.
+
+    A network that fits its training rows closely takes the rest for noise, and is too sure of
+    itself on others. One factor c for all members makes the held-out log-likelihood as high as can
+    be: σ becomes c·σ, or class probabilities p^{1/c} (temperature scaling, Guo et al., 2017: the
+    heads, which are linear, are divided by c). Few rows say little of c, so that log c is N(0, ½²)
+    beforehand. Means and the most probable classes of a depth stay.
+
+    Returns:
+        c; 1 where the models have no such number to change.
+    """
+    apply = _change(models, is_classes=held.y.ndim == 1)
+    if apply is None or not len(held.x):
+        return 1.0
+    rows = WeightedRows(held.x[:_MOST_ROWS], held.y[:_MOST_ROWS], held.weights[:_MOST_ROWS])
+    x, y, weights = scalings.tensors(rows, models[0])
+    device = models[0].anchor.device
+    prediction = predict_ensemble(models, x, _BATCH)
+    each = _log_likelihood(prediction, y.to(device))
+    count = torch.ones(len(y)) if weights is None else weights
+    count = count.to(device).double()
+
+    def score(log_factor: float) -> float:
+        gained = float(count @ each(math.exp(log_factor)))
+        return gained - log_factor**2 / (2 * _DOUBT**2)
+
+    factor = math.exp(_highest(score, -_FURTHEST, _FURTHEST))
+    apply(factor)
+    return factor
+
+
+def _change(models: Sequence[UDN], is_classes: bool) -> Callable[[float], None] | None:
+    """What brings a factor into the models; None where there is nothing to bring it into."""
+    likelihood = models[0].likelihood
+    if is_classes != isinstance(likelihood, ClassLikelihood):
+        return None  # a likelihood of the wrong kind: predictions will say so
+    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
+        scales = [model.likelihood.noise.log_scale for model in models]  # type: ignore[union-attr]
+
+        def widen(factor: float) -> None:
+            for scale in scales:
+                scale += math.log(factor)  # type: ignore[operator]
+
+        return widen
+    if isinstance(likelihood, ClassLikelihood):
+        heads = [head for model in models for head in model.network.heads.values()]
+        linear: list[nn.Linear] = [head for head in heads if type(head) is nn.Linear]
+        if len(linear) == len(heads):
+
+            def cool(factor: float) -> None:
+                for parameter in (p for head in linear for p in head.parameters()):
+                    parameter.div_(factor)
+
+            return cool
+    return None
+
+
+def _log_likelihood(prediction: object, y: Tensor) -> Callable[[float], Tensor]:
+    """c ↦ the log-likelihood of each row if the factor is c, `(rows,)`."""
+    if isinstance(prediction, GaussianPrediction):
+        means, scales = (part.double() for part in prediction.components())
+        log_q = prediction.depth_log_probs.double()[:, None]
+        squares = ((y.double() - means) / scales).square().sum(-1)  # (depth, rows)
+        offset = log_q - scales.log().sum(-1)
+        targets = means.shape[-1]
+
+        def gaussian(factor: float) -> Tensor:
+            each = offset - targets * math.log(factor) - squares / (2 * factor**2)
+            return each.logsumexp(0)
+
+        return gaussian
+    assert isinstance(prediction, ClassPrediction)
+    by_class = prediction.log_probs_by_depth.double()
+    log_q = prediction.depth_log_probs.double()[:, None]
+    index = y.long().expand(len(by_class), -1)[..., None]
+
+    def classes(factor: float) -> Tensor:
+        own = (by_class / factor).log_softmax(-1).gather(-1, index)[..., 0]
+        return (log_q + own).logsumexp(0)
+
+    return classes
+
+
+def _highest(score: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one peak is highest, by golden sections."""
+    inner = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]
+    scores = [score(place) for place in inner]
+    for _ in range(30):
+        if scores[0] >= scores[1]:
+            high = inner[1]
+            inner = [high - _GOLDEN * (high - low), inner[0]]
+            scores = [score(inner[0]), scores[0]]
+        else:
+            low = inner[0]
+            inner = [inner[1], low + _GOLDEN * (high - low)]
+            scores = [scores[1], score(inner[1])]
+    return (low + high) / 2
