@@ -43,6 +43,7 @@ LAYERS = {
     "shared head": (lambda: ub.Dense(2, 6, 2, shares_head=True), ROWS),
     "residual": (lambda: ub.ResidualDense(2, 6, 2), ROWS),
     "pre-norm": (lambda: ub.PreNormDense(2, 6, 2), ROWS),
+    "tables": (lambda: ub.TableDense(2, 6, 2, embedded=[1]), ROWS),
     "convolutional": (lambda: ub.ResidualConv(3, 2, width=4, stages=(1, 1)), IMAGES),
     "DUN": (lambda: DUNLayers(2, 6, 2), ROWS),
     "custom": (lambda: ub.CustomLayers(hidden_of_width, linear_head), ROWS),

@@ -20,7 +20,7 @@ from unbounded.data import spiral
 from unbounded.engines import Eager, Stacked
 from unbounded.engines.stacked import OutgrownError
 from unbounded.engines.stacked.networks import VmapStack
-from unbounded.engines.stacked.optimizers import RowAdam, RowSGD
+from unbounded.engines.stacked.optimizers import RowAdam, RowAdamW, RowSGD
 from unbounded.files import FileError
 from unbounded.layers.dense import DenseLayer
 from unbounded.layers.dense_stack import DenseStack
@@ -189,13 +189,14 @@ def batch_norm_layers() -> ub.CustomLayers:
         (ub.PreNormDense(2, 6, 2), DenseStack),
         (ub.PreNormDense(2, 6, 2, activation="tanh", shares_head=True), DenseStack),
         (ub.PreNormDense(2, 6, 2, activation="gelu"), VmapStack),
+        (ub.TableDense(2, 6, 2, embedded=[0]), VmapStack),
         (ub.ResidualDense(2, 6, 2, identity=False), VmapStack),
         (ub.ResidualDense(2, 6, 2, shares_head=True), VmapStack),
         (batch_norm_layers(), VmapStack),
     ],
     ids=[
         *("tanh", "gelu", "shared head", "pre-norm", "pre-norm, shared head", "pre-norm, gelu"),
-        *("residual", "residual, shared head", "batch norm"),
+        *("tables", "residual", "residual, shared head", "batch norm"),
     ],
 )
 def test_other_layers(layers, kind):
@@ -781,13 +782,18 @@ def test_many_members_have_the_probabilities_and_gradients_of_lone_ones():
             RowAdam((0.8, 0.99), 1e-3, 0.2),
             lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.99), 1e-3, weight_decay=0.2),
         ),
+        (RowAdamW(), lambda p: torch.optim.AdamW(p, lr=0.1)),
+        (
+            RowAdamW((0.8, 0.99), 1e-3, 0.2),
+            lambda p: torch.optim.AdamW(p, 0.1, (0.8, 0.99), 1e-3, weight_decay=0.2),
+        ),
         (RowSGD(), lambda p: torch.optim.SGD(p, lr=0.1)),
         (
             RowSGD(0.9, True, 0.2),
             lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.2),
         ),
     ],
-    ids=["adam", "adam with options", "sgd", "sgd with options"],
+    ids=["adam", "adam with options", "adamw", "adamw with options", "sgd", "sgd with options"],
 )
 def test_optimisers_have_torchs_arithmetic_row_by_row(ours, theirs):
     generator = torch.Generator().manual_seed(0)

@@ -299,6 +299,9 @@ MODELS = {
     "normal": lambda: ub.UDN(
         ub.PreNormDense(3, 4, 2), ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0)
     ),
+    "table": lambda: ub.UDN(
+        ub.TableDense(3, 4, 2, embedded=[0, 2]), ub.Categorical(2), FixedDepth(2)
+    ),
     "limited": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), TruncatedPoisson(limit=4)),
     "fixed": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), FixedDepth(2)),
     "finite": lambda: ub.UDN(ub.Dense(3, 4, 2), ub.Categorical(2), FiniteDepth(2)),
@@ -324,6 +327,11 @@ MODELS = {
         ("poisson", _shape("sibling.1.x", 3), "0 siblings and a tensor sibling.1.x"),
         ("poisson", _set("siblings", [{"num_layers": 4, "seed": 1}]), "holds 0 tensors"),
         ("poisson", lambda h, t: t.pop("network.heads.3.bias"), "lacks the tensor network.heads.3"),
+        ("table", _set("layers.config.embedded", [0, 3]), "embedded must be columns from 0 to 2"),
+        ("table", _set("layers.config.embedded", [0, "2"]), r"layers.embedded\[1\] should be"),
+        ("table", _set("layers.config.embedded", [0]), "has the shape"),
+        ("table", _set("layers.config.frequencies", 10**12), "has the shape"),
+        ("table", _set("layers.config.embedding", 10**12), "has the shape"),
         ("limited", _rate(1e30), "far beyond its 4 layers"),
         ("conway", _set("depth.config.concentration", 1e-12), "depth.concentration should be"),
         ("conway", lambda h, t: t["depth.nu"].fill_(1e-12), "depth.nu should be"),

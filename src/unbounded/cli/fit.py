@@ -52,6 +52,8 @@ _ESTIMATOR_OPTIONS = {
     "patience": (common.positive, "stop after so many epochs without a better score"),
     "batch_size": (common.positive, "rows a step"),
     "lr": (common.rate, "learning rate"),
+    "members": (common.positive, "of an ensemble"),
+    "time_limit": (common.rate, "seconds of training, about"),
 }
 
 
@@ -77,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
     group = parser.add_argument_group("the network and its training")
     common.add_preset_argument(group)
+    text = "a third of the steps, the usual ones, or more with five members (default: default)"
+    group.add_argument("--quality", choices=("fast", "default", "best"), help=text)
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)
@@ -106,7 +110,8 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
-    given = {name: getattr(options, name) for name in ("preset", *_ESTIMATOR_OPTIONS)}
+    given = {name: getattr(options, name) for name in ("preset", "quality", *_ESTIMATOR_OPTIONS)}
+    given["n_members"] = given.pop("members")
     chosen = {name: value for name, value in given.items() if value is not None}
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
     with interrupts.deferred() as request, common.told_warnings(console):

@@ -44,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     words = "probability that the interval should hold (default: 0.9)"
     parser.add_argument("--interval", type=common.share, default=0.9, metavar="P", help=words)
+    words = "by held-out rows of the training table: holds what it says whatever the model is worth"
+    parser.add_argument("--conformal", action="store_true", help=f"the interval {words}")
     words = "also how much of the uncertainty is noise and how much disagreement between depths"
     parser.add_argument("--parts", action="store_true", help=words)
     words = "columns of the table to put before the predictions, exactly as they are"
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     rows = 0
     with _sink(out, options.json, options.spreadsheet) as sink:
         shown = {"parts": options.parts, "progress": console.shows_progress}
-        chosen = {"interval": options.interval, "keep": keep}
+        chosen = {"interval": options.interval, "conformal": options.conformal, "keep": keep}
         for frame, columns in model.predict_chunks(table, **chosen, **shown):
             sink.write(columns)
             rows += len(frame)

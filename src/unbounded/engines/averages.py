@@ -29,6 +29,7 @@ class MovingAverage:
         self.model, self.decay = model, decay
         self.values: dict[str, Tensor] = {}
         self.steps: dict[str, int] = {}
+        self.noticed: tuple[int, int] | None = None  # epoch and layers when it last was looked
 
     @torch.no_grad()
     def update(self) -> None:

@@ -269,8 +269,11 @@ class Eager(Engine):
             room = growth.Room.in_training(member.optimizer, (rows, *batch.x.shape[1:]), kept)
             self._check_room(model, change.hidden.stop - 1, room)
             growth.apply(change, member.model, member.optimizer)
-        if member.average is not None:
+        # Walking over all parameters takes longer than a small layer: not in each step.
+        key = (self.epoch, model.network.num_layers)
+        if member.average is not None and (change.changes or member.average.noticed != key):
             member.average.notice()
+            member.average.noticed = key
         if change.hidden:
             self.task.on_birth(member.number, Birth(change.hidden, member.steps))
 

@@ -2,20 +2,21 @@
 
 import numpy as np
 
-STEPS = 1200, 6000
+STEPS = 900, 6000
 """Training steps are as many as there are rows, within these bounds."""
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
 PATIENCE = 5
 """Training stops after a fifth of its epochs without a better validation score."""
 
 
-def choose_epochs(epochs: int | str, batch_size: int | str, rows: int) -> int:
-    """As given, or as many as make as many steps as there are rows, within bounds."""
+def choose_epochs(epochs: int | str, batch_size: int | str, rows: int, times: float = 1.0) -> int:
+    """As given, or as many as make as many steps as there are rows, within bounds; `times` that."""
     if not isinstance(epochs, str):
         return epochs
     steps = -(-rows // choose_batch_size(batch_size, rows))
     wanted = min(max(rows, STEPS[0]), STEPS[1])
-    return min(max(-(-wanted // steps), MIN_EPOCHS), MAX_EPOCHS)
+    usual = min(max(-(-wanted // steps), MIN_EPOCHS), MAX_EPOCHS)
+    return max(1, round(times * usual))
 
 
 def choose_batch_size(batch_size: int | str, rows: int) -> int:

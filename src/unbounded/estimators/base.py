@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from unbounded.estimators.calibration import calibrate
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
+from unbounded.estimators.pace import Clock, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -41,8 +43,7 @@ from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
-from unbounded.steps.batches import batches
-from unbounded.training import History, NonFiniteError, make_optimizer, preset, step
+from unbounded.training import NonFiniteError, preset
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -65,17 +66,22 @@ class UDNEstimator(Predictor, NestedParameters):
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": as many steps as there are rows, but
-            1200 to 6000, in 10 to 200 epochs.
+            900 to 6000, in 10 to 200 epochs.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
-        lr: rate of the weights, with Adam. In the preset "paper" λ learns at a tenth of it.
+        lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
+            tenth of it.
         validation_fraction: share of the rows (of each class alike) that is held out to find the
             best epoch. Tables too small to spare 8 rows for that are trained to the end.
         refit: once the best epoch is known, train anew on all rows up to it, with a rate that
             falls to nothing in the second half. False keeps the weights of the best epoch.
         calibrate: bring the noise, or the certainty of classes, to what held-out rows show, by one
             factor. Not after a refit, which leaves no such rows.
+        quality: "fast" (a third of the steps), "default", or "best" (half as many steps again, and
+            five members).
+        time_limit: seconds that `fit` may take, about: training ends after the last epoch that
+            fits in, the rate having fallen by then. None for no limit.
         n_members: train this many models at once from different seeds and
-            average their predictions: a deep ensemble.
+            average their predictions: a deep ensemble. "auto": as `quality` says.
         random_state: a number makes everything reproducible, bit for bit on a CPU.
         device: "auto" (a GPU if there is one), or what `torch.device` takes.
         verbose: 1 shows a progress bar on standard error.
@@ -119,8 +125,8 @@ class UDNEstimator(Predictor, NestedParameters):
         refit_history_: the same of the training on all rows; None if there was none.
         best_epoch_: the epoch that the held-out rows chose.
         n_iter_: epochs of that first training.
-        stopped_: why it ended: "epochs", "patience", "interrupted" (Ctrl-C or SIGTERM), "diverged"
-            (the best epoch before is kept) or "memory" (the next layers would not fit).
+        stopped_: why it ended: "epochs", "patience", "time", "interrupted" (Ctrl-C or SIGTERM),
+            "diverged" (the best epoch before is kept) or "memory" (the next layers would not fit).
         encoding_: the `unbounded.tables.Encoding` of the columns; None for plain numbers.
         n_features_in_, feature_names_in_: of the table.
     """
@@ -134,14 +140,16 @@ class UDNEstimator(Predictor, NestedParameters):
     likelihood: Likelihood | None = None
     epochs: int | Literal["auto"] = "auto"
     batch_size: int | Literal["auto"] = "auto"
-    lr: float = 0.01
+    lr: float | Literal["auto"] = "auto"
     patience: int | Literal["auto"] | None = "auto"
     validation_fraction: float = 0.15
     select: str = "auto"
     refit: bool = False
     calibrate: bool = True
     standardize: bool = True
-    n_members: int = 1
+    quality: str = "default"
+    time_limit: float | None = None
+    n_members: int | Literal["auto"] = "auto"
     categorical_features: Any = "from_dtype"
     warm_start: bool = False
     random_state: Any = None
@@ -207,14 +215,21 @@ class UDNEstimator(Predictor, NestedParameters):
         preset(self.preset)
         resolve_device(self.device)
         auto = ("auto",)
-        others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": ()}
+        quality(self.quality)
+        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
+            raise ValueError(f"time_limit must be None or positive, got {self.time_limit}")
+        others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": auto}
         for name, allowed in others.items():
             value = getattr(self, name)
             if value in allowed:
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                either = "'auto' or " if allowed else ""
-                raise ValueError(f"{name} must be {either}an integer from 1, got {value!r}")
+                raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+
+    @property
+    def _count(self) -> int:
+        """How many members there are."""
+        return quality(self.quality).members if self.n_members == "auto" else self.n_members
 
     def _goes_on(self) -> bool:
         """Whether `fit` trains on from the models there are."""
@@ -227,9 +242,9 @@ class UDNEstimator(Predictor, NestedParameters):
         `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
-        if self._goes_on() and len(self.members_) != self.n_members:
+        if self._goes_on() and len(self.members_) != self._count:
             raise ValueError(
-                f"warm_start trains {len(self.members_)} members on, n_members is {self.n_members}"
+                f"warm_start trains {len(self.members_)} members on, n_members is {self._count}"
             )
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
@@ -238,13 +253,15 @@ class UDNEstimator(Predictor, NestedParameters):
         fraction = self.validation_fraction if evaluation is None else 0.0
         training, held = split(len(rows.x), fraction, classes, rng)
         seed = int(rng.randint(2**31 - 1))
-        epochs = choose_epochs(self.epochs, self.batch_size, len(training))
+        times = quality(self.quality).steps
+        epochs = choose_epochs(self.epochs, self.batch_size, len(training), times)
         refit = self.refit and len(held) > 0
+        clock = Clock(self.time_limit, epochs)
         self.refit_history_ = None
         # From here on a request to end loses nothing: both trainings heed it.
         with interrupts.deferred():
             parts = rows.take(training), evaluation or rows.take(held)
-            run = self._run(*parts, size, seed, epochs, anneal=not refit)
+            run = self._run(*parts, size, seed, clock, anneal=not refit)
             first = run.training
             if not first.history.rows and first.stopped == "memory":
                 raise TooDeepError(
@@ -253,9 +270,10 @@ class UDNEstimator(Predictor, NestedParameters):
                 )
             if not first.history.rows:
                 raise KeyboardInterrupt  # before the first epoch's end: there is nothing to keep
-            if refit and first.stopped in ("epochs", "patience"):
+            if refit and first.stopped in ("epochs", "patience"):  # not if the time is over
                 try:
-                    again = self._run(rows, None, size, seed, first.best_epoch, True, run.models)
+                    further = Clock(clock.left, first.best_epoch)
+                    again = self._run(rows, None, size, seed, further, True, run.models)
                     ended = again.training.stopped
                 except KeyboardInterrupt:
                     ended = "interrupted"
@@ -274,6 +292,7 @@ class UDNEstimator(Predictor, NestedParameters):
                 if self.refit_history_ is None and self.calibrate:
                     calibrate(run.models, run.scalings, parts[1])
                 self._keep(run._replace(training=first), len(y))
+                self._judge(parts[1] if self.refit_history_ is None else None, run.scalings)
 
     def _run(
         self,
@@ -281,7 +300,7 @@ class UDNEstimator(Predictor, NestedParameters):
         held: WeightedRows | None,
         size: int,
         seed: int,
-        epochs: int,
+        clock: Clock,
         anneal: bool,
         found: Sequence[UDN] = (),
     ) -> TrainedModels:
@@ -294,13 +313,15 @@ class UDNEstimator(Predictor, NestedParameters):
             models = copy.deepcopy(self.members_)
         else:
             scalings = self._scalings(train)
-            seeds = member_seeds(seed, self.n_members)
+            seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
-        recipe = preset(self.preset)
-        by_kind = "log_score" if train.y.ndim == 1 else "score"
+        recipe, epochs = preset(self.preset), clock.epochs
+        is_classes = train.y.ndim == 1
+        rates = recipe.classes if is_classes else recipe.numbers
+        by_kind = "log_score" if is_classes else "score"
         validation = patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
@@ -310,15 +331,23 @@ class UDNEstimator(Predictor, NestedParameters):
             "validation": validation,
             "epochs": epochs,
             "batch_size": choose_batch_size(self.batch_size, len(train.x)),
-            "lr": self.lr,
+            "lr": rates.lr if self.lr == "auto" else self.lr,
+            "optimizer": rates.optimizer,
             "patience": patience,
             "select": by_kind if self.select == "auto" else self.select,
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
-            **recipe.fitting(models[0].depth, validation is not None, epochs),
+            "callbacks": [] if clock.seconds is None else [clock],
+            **recipe.fitting(models[0].depth, validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
-        return TrainedModels(models, scalings, Training.by_fit(models, data, **options))
+        training = Training.by_fit(models, data, **options)
+        if clock.is_over:
+            training = training._replace(stopped="time")
+        return TrainedModels(models, scalings, training)
+
+    def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
+        """Take from held-out rows, if there are any, what predictions need to know of them."""
 
     def _keep(self, run: TrainedModels, rows: int) -> None:
         self.members_ = [model.eval() for model in run.models]
@@ -394,43 +423,6 @@ class UDNEstimator(Predictor, NestedParameters):
                 f"got {type(self.layers).__name__}"
             )
         return self.layers(in_features, out_features)
-
-    def _train_further(self, x: Any, y: Array, weights: Array, size: int) -> None:
-        """One pass over new rows from where the model stands, for `partial_fit`."""
-        if self.n_members != 1:
-            raise ValueError(f"partial_fit trains one model: n_members is {self.n_members}, not 1")
-        rows = WeightedRows(x, y, weights)
-        first = not self.__sklearn_is_fitted__()
-        if first:
-            self._check_arguments()
-            rng = check_random_state(self.random_state)
-            rows = self._encoded(rows, size, rng)
-        rows = merge(*rows)
-        if first:
-            model = self._build(rows.x, size, int(rng.randint(2**31 - 1)))
-            none = Training(History(), 0, "partial_fit")
-            self._keep(TrainedModels([model], self._scalings(rows), none), 0)
-            self.refit_history_ = None
-        model = self.model_
-        if self._optimizer is None:
-            self._optimizer = make_optimizer(model, lr=self.lr)
-        self.n_rows_seen_ += len(y)
-        scalings = self._scalings_before()
-        batch_size = choose_batch_size(self.batch_size, len(rows.x))
-        order = torch.Generator().manual_seed(self.n_rows_seen_)
-        model.train()
-        try:
-            for batch in batches(
-                scalings.tensors(rows, model),
-                model,
-                what="training",
-                batch_size=batch_size,
-                generator=order,
-            ):
-                given = (batch.x, batch.y, self.n_rows_seen_)
-                step(model, self._optimizer, *given, weights=batch.weights, at=" in partial_fit")
-        finally:
-            model.eval()
 
     # scikit-learn
 

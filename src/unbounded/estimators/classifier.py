@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.frames import validate
+from unbounded.estimators.further import train_further
 from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
 from unbounded.estimators.targets import check_repeated, check_targets, target_name
@@ -84,7 +85,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         if isinstance(self.class_weight, str):
             raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
         weights = self._weights(sample_weight, labels)
-        self._train_further(x, codes, weights, len(self.classes_))
+        train_further(self, x, codes, weights, len(self.classes_))
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:

@@ -67,7 +67,7 @@ _DESCRIBED = record(
     others=anything,  # the targets, of which the estimator itself knows
 )
 _ARGUMENTS = {"epochs": _AUTO, "batch_size": _AUTO, "patience": optional(_AUTO)}
-_ARGUMENTS |= {"n_members": whole(1)}
+_ARGUMENTS |= {"n_members": _AUTO}
 _WHERE = "extra.estimator"
 
 

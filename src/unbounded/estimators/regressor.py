@@ -5,16 +5,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
+from unbounded.estimators import conformal
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
+from unbounded.estimators.further import train_further
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
+from unbounded.likelihoods.gaussian import GaussianPrediction
+from unbounded.predictive import predict_ensemble
 from unbounded.schema import FileError, flag
+
+_ROWS = 4096  # that go through the network at a time
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -69,7 +77,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
         columns = self._coded(targets)
         weights = check_weights(sample_weight, len(columns))
-        self._train_further(x, columns, weights, columns.shape[1])
+        train_further(self, x, columns, weights, columns.shape[1])
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
@@ -96,6 +104,28 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         pieces = [p.quantile(q).cpu().numpy() for p in self._predictions(X)]
         values = self._shaped(self.target_scaling_.undo(np.concatenate(pieces, 1)))
         return values[0] if np.ndim(q) == 0 else values
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Floats, Floats]:
+        """Lower and upper ends that hold the target with this probability, by conformal prediction.
+
+        Of a further row like those of training, and whatever the model is worth: held-out rows say
+        how many standard deviations it takes (`unbounded.estimators.conformal`). Both `(rows,)` or
+        `(rows, target)`, in the units of y.
+        """
+        wide = self.interval_factor(coverage)
+        mean, std = self.predict(X, return_std=True)
+        reach = std * (wide[0] if self._single_target else wide)
+        return mean - reach, mean + reach
+
+    def interval_factor(self, coverage: float) -> Floats:
+        """How many standard deviations `predict_interval` goes to each side, `(target,)`."""
+        check_is_fitted(self)
+        if self.conformal_scores_ is None:
+            raise ValueError(
+                "intervals need held-out rows that were not learnt from: there were none "
+                "(a refit, a validation_fraction of 0, or very few rows)"
+            )
+        return conformal.factor(self.conformal_scores_, coverage)
 
     def predict_by_depth(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """The mean of each depth alone, `(depth, rows)` or `(depth, rows, target)`.
@@ -142,8 +172,21 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
         return Scalings(super()._scalings(train).inputs, targets)
 
+    @torch.no_grad()
+    def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
+        self.conformal_scores_: Floats | None = None
+        if held is None or not len(held.x) or not isinstance(self.model_.likelihood, Gaussian):
+            return
+        x, y, _ = scalings.tensors(held, self.model_)
+        found = predict_ensemble(self.members_, x, _ROWS)
+        assert isinstance(found, GaussianPrediction)
+        mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
+        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std)
+
     def _describe_targets(self) -> dict[str, Any]:
+        kept = self.conformal_scores_
         return {
+            "conformal_scores": None if kept is None else kept.tolist(),
             "target_scaling": self.target_scaling_.to_dict(),
             "single_target": self._single_target,
         }
@@ -160,6 +203,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         place = f"{where}.target_scaling"
         self.target_scaling_ = Scaling.from_dict(scaling, columns, place)
         self._num_targets = columns
+        kept = described.get("conformal_scores")  # files of earlier versions have none
+        self.conformal_scores_ = conformal.read(kept, columns, f"{where}.conformal_scores")
         self._single_target = flag(described.get("single_target"), f"{where}.single_target")
         if self._single_target and columns != 1:
             raise FileError(f"the field {where}.single_target is true, there are {columns} targets")

@@ -159,7 +159,9 @@ class TableModel:
                     data.train, (x, y), target.is_classes, len(target.classes), self.info["seed"]
                 )
 
-    def predict(self, table: Any, *, interval: float = 0.9, parts: bool = False) -> Any:
+    def predict(
+        self, table: Any, *, interval: float = 0.9, parts: bool = False, conformal: bool = False
+    ) -> Any:
         """Predictions for every row, as a pandas frame in the order of the rows.
 
         For classes the columns are "prediction" and "p_…", the probability of each class; for a
@@ -168,11 +170,13 @@ class TableModel:
         Args:
             table: with the columns of the training table in any order.
             interval: probability of the interval from "lower" to "upper".
+            conformal: take the interval from held-out rows, so that it holds what it says whatever
+                the model is worth (`UDNRegressor.predict_interval`).
             parts: also give how much of the uncertainty is noise and how much is disagreement
                 between depths.
         """
         pd = pandas()
-        pieces = self.predict_chunks(table, interval=interval, parts=parts)
+        pieces = self.predict_chunks(table, interval=interval, parts=parts, conformal=conformal)
         frame = pd.concat([pd.DataFrame(columns) for _, columns in pieces], ignore_index=True)
         return frame.set_index(table.index) if isinstance(table, pd.DataFrame) else frame
 
@@ -182,6 +186,7 @@ class TableModel:
         *,
         interval: float = 0.9,
         parts: bool = False,
+        conformal: bool = False,
         keep: Sequence[str] = (),
         progress: bool = False,
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -192,6 +197,7 @@ class TableModel:
         """
         if not 0 < interval < 1:
             raise ValueError(f"interval must be between 0 and 1, got {interval}")
+        factor = self._factor(interval) if conformal else None
         table, empty = self.open(table), True
         table.check_names(keep, "--keep: ")
         self.encoding.check_names(table)
@@ -200,13 +206,22 @@ class TableModel:
                 if not len(frame):
                     continue
                 x = self.encoding.transform_frame(frame, start)
-                columns = self.by_depth(x).columns(self.target.classes, interval, parts)
+                columns = self.by_depth(x).columns(self.target.classes, interval, parts, factor)
                 for name in kept.keys() & columns.keys():
                     raise TableError(f"--keep {name}: the predictions have a column of this name")
                 yield frame, kept | columns
                 empty = False
         if empty:
             raise TableError(f"{table.label} has a header and no rows")
+
+    def _factor(self, interval: float) -> float:
+        """How many standard deviations a conformal interval goes to each side."""
+        if self.target.is_classes:
+            raise TableError("conformal intervals are for numbers, this model predicts classes")
+        try:
+            return float(self.estimator.interval_factor(interval)[0])
+        except ValueError as error:
+            raise TableError(str(error)) from None
 
     def evaluate(self, table: Any) -> dict[str, float]:
         """Scores on rows whose target is known.

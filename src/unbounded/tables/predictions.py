@@ -44,13 +44,16 @@ class ByDepth(NamedTuple):
             return _entropy(self.mixture)
         return np.hypot(self.noise(), self.disagreement())
 
-    def columns(self, classes: list[str], interval: float, parts: bool) -> dict[str, Any]:
+    def columns(
+        self, classes: list[str], interval: float, parts: bool, factor: float | None = None
+    ) -> dict[str, Any]:
         """The columns of a table of predictions.
 
         Args:
             classes: their names; none for numbers.
             interval: the probability of the central interval of a number.
             parts: also give noise and disagreement.
+            factor: if given, the interval is so many standard deviations to each side.
         """
         columns: dict[str, Any] = {}
         if self.scales is None:
@@ -61,9 +64,11 @@ class ByDepth(NamedTuple):
             columns["mean"] = self.mixture
             columns["sd"] = self.total()
             tails = [(1 - interval) / 2, (1 + interval) / 2]
-            columns["lower"], columns["upper"] = metrics.mixture_quantile(
-                tails, self.depth_probs, self.values, self.scales
-            )
+            if factor is None:
+                ends = metrics.mixture_quantile(tails, self.depth_probs, self.values, self.scales)
+            else:
+                ends = self.mixture + np.array([[-factor], [factor]]) * self.total()
+            columns["lower"], columns["upper"] = ends
         if parts:
             units = "entropy" if self.scales is None else "sd"
             columns |= {f"noise_{units}": self.noise(), f"depth_{units}": self.disagreement()}

@@ -15,6 +15,22 @@ from unbounded.steps.held_out import HeldOutAscent
 
 _MOST_EMBEDDED = 256  # columns: of more, images say, waves cost time and say little
 _WARM_UP, _LAST_RATE = 0.05, 0.01
+_BETAS = 0.9, 0.95
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast weights learn, and forget."""
+
+    lr: float = 0.005
+    decay: float | None = None  # of AdamW; None for Adam as torch has it
+
+    @property
+    def optimizer(self) -> Callable[..., torch.optim.Optimizer] | None:
+        """For `fit`; None for its own."""
+        if self.decay is None:
+            return None
+        return partial(torch.optim.AdamW, betas=_BETAS, weight_decay=self.decay)
 
 
 @dataclass(frozen=True)
@@ -29,8 +45,9 @@ class Preset:
         rule: what moves λ where there are held-out rows; None for the optimiser.
         average: decay a step of the moving average of the weights; None for none.
         clip: the largest norm of a gradient; None for none.
-        schedule: (epoch, epochs) ↦ a factor of the rate; None for a constant one.
-        optimizer: of the weights; None for Adam as torch has it.
+        schedule: share of the training that is done ↦ a factor of the rate; None for a constant.
+        numbers: rates where the targets are numbers.
+        classes: rates where they are classes, which are soon learnt by heart.
     """
 
     name: str
@@ -39,8 +56,9 @@ class Preset:
     rule: Callable[[], DepthRule] | None
     average: float | None
     clip: float | None
-    schedule: Callable[[int, int], float] | None = None
-    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    schedule: Callable[[float], float] | None = None
+    numbers: Rates = Rates()
+    classes: Rates = Rates()
 
     def built(
         self, in_features: int, width: int, out_features: int, numbers: Sequence[int]
@@ -58,20 +76,20 @@ class Preset:
         embedded = numbers if len(numbers) <= _MOST_EMBEDDED else ()
         return self.layers(in_features, width, out_features, embedded=embedded)
 
-    def fitting(self, family: DepthFamily, validates: bool, epochs: int = 0) -> dict[str, Any]:
+    def fitting(
+        self, family: DepthFamily, validates: bool, done: Callable[[int], float] | None = None
+    ) -> dict[str, Any]:
         """Options of `fit` for a family, which may be the user's own.
 
         Args:
             family: of the model.
             validates: whether there are held-out rows.
-            epochs: of the training, for a schedule.
+            done: epoch ↦ the share of the training that its middle is at, for a schedule.
         """
         found: dict[str, Any] = {"average": self.average, "clip": self.clip}
-        if self.schedule is not None and epochs:
+        if self.schedule is not None and done is not None:
             rate = self.schedule
-            found["schedule"] = lambda epoch: rate(epoch, epochs)
-        if self.optimizer is not None:
-            found["optimizer"] = self.optimizer
+            found["schedule"] = lambda epoch: rate(done(epoch))
         if self.rule is not None and isinstance(family, TruncatedNormal):
             if validates:
                 found["depth_rule"] = self.rule()
@@ -80,9 +98,8 @@ class Preset:
         return found
 
 
-def cosine(epoch: int, epochs: int) -> float:
-    """Up in the first twentieth of the epochs, then down to a hundredth along half a cosine."""
-    done = (epoch + 0.5) / epochs
+def cosine(done: float) -> float:
+    """Up in the first twentieth of the training, then down to a hundredth along half a cosine."""
     if done < _WARM_UP:
         return done / _WARM_UP
     fall = (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP))) / 2
@@ -107,7 +124,8 @@ PRESETS = {
             0.998,
             1.0,
             cosine,
-            partial(torch.optim.AdamW, betas=(0.9, 0.95), weight_decay=0.02),
+            Rates(0.01, 0.02),
+            Rates(0.005, 0.3),
         ),
         Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )

@@ -101,6 +101,35 @@ class RowAdam:
 
 
 @dataclass(frozen=True)
+class RowAdamW(RowAdam):
+    """Adam with decay beside the gradient, with the arithmetic of `torch.optim.AdamW`."""
+
+    weight_decay: float = 0.01
+
+    @torch.no_grad()
+    def coefficients(self, steps: Tensor, active: Tensor, lr: Tensor, dtype: torch.dtype) -> Tensor:
+        """How each row moves and what is left of it: `(5, rows, members, 1)`."""
+        others = super().coefficients(steps, active, lr, dtype)
+        left = 1 - active.double() * lr * self.weight_decay
+        return torch.cat([others, left.to(dtype)[None, ..., None]])
+
+    @torch.no_grad()
+    def update(
+        self,
+        value: Tensor,
+        grad: Tensor,
+        state: list[Tensor],
+        coefficients: Sequence[Tensor],
+        decays: bool = True,
+    ) -> None:
+        """One step, in place; the arguments are those of `RowAdam.update`."""
+        *others, left = coefficients
+        if decays and self.weight_decay:
+            value.mul_(left)
+        super().update(value, grad, state, others, decays=False)
+
+
+@dataclass(frozen=True)
 class RowSGD:
     """Gradient descent with the arithmetic of `torch.optim.SGD`."""
 
@@ -156,12 +185,14 @@ def row_optimizer(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) 
     """
     known: dict[Any, type[RowAdam] | type[RowSGD]] = {
         torch.optim.Adam: RowAdam,
+        torch.optim.AdamW: RowAdamW,
         torch.optim.SGD: RowSGD,
     }
     form = known.get(kind)
     if form is None:
         raise ValueError(
-            f"Stacked does not take optimizer={kind.__name__}: it has Adam and SGD; use Eager()"
+            f"Stacked does not take optimizer={kind.__name__}: it has Adam, AdamW and SGD; "
+            "use Eager()"
         )
     plain = {key: value for key, value in arguments.items() if key not in ("fused", "foreach")}
     unknown = sorted(set(plain) - {field.name for field in fields(form)})

@@ -1,0 +1,69 @@
+"""How much training a table gets: by a word, or by the clock."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from unbounded import parallel
+from unbounded.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from unbounded.training.trainer import Trainer
+
+
+class Quality(NamedTuple):
+    """What a word for the quality stands for."""
+
+    steps: float  # times the usual number of training steps
+    members: int  # of the ensemble
+
+
+QUALITIES = {"fast": Quality(0.3, 1), "default": Quality(1.0, 1), "best": Quality(1.5, 5)}
+
+
+def quality(name: str) -> Quality:
+    """The quality of that name, or a ValueError that says which there are."""
+    if name not in QUALITIES:
+        raise ValueError(f"quality must be one of {sorted(QUALITIES)}, got {name!r}")
+    return QUALITIES[name]
+
+
+class Clock(Callback):
+    """Ends training before a time is over, and says how much of it is done.
+
+    Args:
+        seconds: from now on; None for no limit.
+        epochs: of the training, where the time is enough for them.
+    """
+
+    def __init__(self, seconds: float | None, epochs: int):
+        self.seconds, self.epochs = seconds, epochs
+        self.start = self._last = time.monotonic()
+        self.is_over = False
+        self._alone = parallel.current().size == 1
+
+    def done(self, epoch: int) -> float:
+        """Which share of the training the middle of an epoch is at, of epochs or of time.
+
+        So a rate that falls has fallen when the time is over. Several processes go by epochs alone:
+        their clocks differ, and their rates must not.
+        """
+        share = (epoch + 0.5) / self.epochs
+        if self.seconds is not None and self._alone:
+            share = max(share, (time.monotonic() - self.start) / self.seconds)
+        return min(share, 1.0)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the time is over, a moment at least; None for no limit."""
+        if self.seconds is None:
+            return None
+        return max(self.start + self.seconds - time.monotonic(), 1e-3)
+
+    def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
+        """Stop where another epoch would take too long."""
+        now = time.monotonic()
+        took, self._last = now - self._last, now
+        if self.seconds is not None and now - self.start + took > self.seconds:
+            self.is_over = True
+            trainer.stop()

@@ -1,0 +1,173 @@
+"""Conformal intervals, time limits and words for the quality."""
+
+import time
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_friedman1
+
+from unbounded import UDNClassifier, UDNRegressor
+from unbounded.estimators import conformal
+from unbounded.estimators.auto import choose_epochs
+from unbounded.estimators.pace import Clock, quality
+from unbounded.files import FileError
+
+SMALL = {"random_state": 0, "epochs": 8, "width": 8}
+
+
+@pytest.fixture(scope="module")
+def friedman():
+    return make_friedman1(300, noise=1.0, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def fitted(friedman):
+    return UDNRegressor(**SMALL).fit(*friedman)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.9])
+@pytest.mark.parametrize("count", [19, 60])
+def test_coverage_of_exchangeable_scores(coverage, count):
+    """On average over held-out sets it is ⌈(n+1)p⌉/(n+1): at least p, at most 1/(n+1) more."""
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(1500):
+        y = rng.standard_t(3, (count + 20, 1))
+        kept = conformal.scores(y[:count], np.zeros((count, 1)), np.ones((count, 1)))
+        held.append(np.mean(np.abs(y[count:]) <= conformal.factor(kept, coverage)))
+    error = np.std(held) / np.sqrt(len(held))
+    assert coverage - 3 * error < np.mean(held) < coverage + 1 / (count + 1) + 3 * error
+
+
+def test_many_scores_are_thinned_to_the_safe_side():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(12_345, 1))
+    kept = conformal.scores(y, np.zeros_like(y), np.ones_like(y))
+    assert kept.shape == (conformal.MOST_SCORES, 1)
+    exact = np.quantile(np.abs(y), 0.9, method="higher")
+    assert exact <= conformal.factor(kept, 0.9)[0] < exact + 0.02
+    assert kept[-1, 0] == np.abs(y).max()
+
+
+def test_few_rows_cannot_promise_much():
+    kept = np.arange(9.0)[:, None]
+    assert conformal.factor(kept, 0.9)[0] == 8
+    with pytest.raises(ValueError, match=r"9 held-out rows can promise .* at most 0.900"):
+        conformal.factor(kept, 0.95)
+    for wrong in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+            conformal.factor(kept, wrong)
+
+
+def test_intervals_of_a_regressor(friedman, fitted, tmp_path):
+    X, y = friedman
+    low, high = fitted.predict_interval(X, 0.8)
+    mean, std = fitted.predict(X, return_std=True)
+    assert low.shape == high.shape == y.shape
+    assert np.allclose((low + high) / 2, mean)
+    assert np.ptp((high - low) / std) < 1e-6  # a number of standard deviations
+    wider = fitted.predict_interval(X, 0.95)
+    assert (wider[0] < low).all()
+    fitted.save(tmp_path / "m.udn")
+    again = UDNRegressor.load(tmp_path / "m.udn", device="cpu").predict_interval(X, 0.8)
+    assert np.allclose(again, (low, high))
+
+
+def test_held_out_rows_lie_in_their_intervals(friedman):
+    X, y = friedman
+    fresh = make_friedman1(80, noise=1.0, random_state=7)
+    model = UDNRegressor(**SMALL).fit(X, y, eval_set=fresh)
+    low, high = model.predict_interval(fresh[0], 0.9)
+    # ⌈81·0.9⌉ = 73 of 80, those at the ends among them, up to rounding.
+    held = np.sum((fresh[1] >= low - 1e-5) & (fresh[1] <= high + 1e-5))
+    assert 72 <= held <= 74
+
+
+def test_several_targets_have_intervals_of_their_own(friedman):
+    X, y = friedman
+    both = np.column_stack([y, 100 * X[:, 0]])
+    low, high = UDNRegressor(**SMALL).fit(X, both).predict_interval(X)
+    assert low.shape == high.shape == both.shape
+    assert (high > low).all()
+
+
+@pytest.mark.parametrize("options", [{"refit": True}, {"validation_fraction": 0.0}])
+def test_without_held_out_rows_there_is_no_promise(friedman, options, tmp_path):
+    model = UDNRegressor(**SMALL, **options).fit(*friedman)
+    with pytest.raises(ValueError, match="intervals need held-out rows"):
+        model.predict_interval(friedman[0])
+    model.save(tmp_path / "m.udn")
+    assert UDNRegressor.load(tmp_path / "m.udn").conformal_scores_ is None
+
+
+def test_a_model_that_is_trained_further_forgets_its_promise(friedman):
+    model = UDNRegressor(**SMALL).fit(*friedman).partial_fit(*friedman)
+    with pytest.raises(ValueError, match="held-out rows"):
+        model.predict_interval(friedman[0])
+
+
+@pytest.mark.parametrize(
+    "scores", [[[2.0], [1.0]], [[-1.0]], [[1.0, 2.0]], [], "1", [[1.0]] * 1001]
+)
+def test_scores_of_a_file_are_checked(scores):
+    with pytest.raises(FileError, match="scores"):
+        conformal.read(scores, 1, "scores")
+
+
+def test_time_is_kept(friedman):
+    X, y = friedman
+    start = time.monotonic()
+    model = UDNRegressor(random_state=0, width=8, epochs=100_000, time_limit=3.0).fit(X, y)
+    assert model.stopped_ == "time"
+    assert 1 < model.n_iter_ < 100_000
+    assert time.monotonic() - start < 30  # a fit of all epochs takes hours
+    assert model.predict(X).shape == y.shape
+
+
+def test_enough_time_changes_nothing(friedman):
+    X, y = friedman
+    limited = UDNRegressor(**SMALL, time_limit=3600).fit(X, y)
+    assert limited.stopped_ == "epochs"
+    assert np.array_equal(limited.predict(X), UDNRegressor(**SMALL).fit(X, y).predict(X))
+
+
+def test_the_rate_falls_with_the_clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = Clock(60.0, 1000)
+    assert clock.done(0) == pytest.approx(0.0005)
+    now[0] += 30
+    assert clock.done(1) == pytest.approx(0.5)
+    assert clock.left == pytest.approx(30)
+    assert clock.done(900) == pytest.approx(0.9005)
+    now[0] += 90
+    assert clock.done(2) == 1
+    assert Clock(None, 10).done(4) == 0.45
+    assert Clock(None, 10).left is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"time_limit": 0}, "time_limit must be None or positive"),
+        ({"time_limit": float("inf")}, "time_limit must be None or positive"),
+        ({"quality": "good"}, "quality must be one of"),
+        ({"n_members": 0}, "n_members must be 'auto' or an integer"),
+    ],
+)
+def test_bad_arguments_are_told(friedman, options, said):
+    with pytest.raises(ValueError, match=said):
+        UDNRegressor(**options).fit(*friedman)
+
+
+def test_quality_says_how_much():
+    X, y = make_friedman1(60, random_state=0)
+    steps = {name: choose_epochs("auto", "auto", 5000, quality(name).steps) for name in
+             ("fast", "default", "best")}  # fmt: skip
+    assert steps["fast"] < steps["default"] < steps["best"]
+    model = UDNClassifier(quality="best", epochs=2, width=4, random_state=0).fit(X, y > 14)
+    assert len(model.members_) == quality("best").members == 5
+    assert (
+        len(UDNClassifier(quality="best", n_members=2, epochs=2, width=4).fit(X, y > 14).members_)
+        == 2
+    )
