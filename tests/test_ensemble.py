@@ -73,7 +73,7 @@ def test_numbers_are_a_mixture_of_mixtures(regressor):
 def test_the_first_member_is_the_lone_model(kind):
     """Trained together or alone: the same to rounding."""
     x, y = (classes if kind is UDNClassifier else numbers)(90)
-    options = {**QUICK, "refit": False}
+    options = {**QUICK, "calibrate": False}  # one factor is for all members together
     ensemble = kind(n_members=2, **options).fit(x.numpy(), y.numpy())
     alone = kind(**options).fit(x.numpy(), y.numpy())
     assert len(ensemble.members_) == 2
@@ -109,7 +109,7 @@ def test_a_file_without_its_siblings_is_refused(classifier, tmp_path):
 def test_refusals(classifier):
     x, y = (part.numpy() for part in classes(40))
     for bad in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match="n_members must be an integer from 1"):
+        with pytest.raises(ValueError, match="n_members must be 'auto' or an integer from 1"):
             UDNClassifier(n_members=bad).fit(x, y)
     with pytest.raises(ValueError, match="partial_fit trains one model"):
         clone(classifier).partial_fit(x, y, classes=[0, 1])

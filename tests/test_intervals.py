@@ -3,10 +3,12 @@
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import make_friedman1
 
 from unbounded import UDNClassifier, UDNRegressor
+from unbounded.cli import main
 from unbounded.estimators import conformal
 from unbounded.estimators.auto import choose_epochs
 from unbounded.estimators.pace import Clock, quality
@@ -171,3 +173,56 @@ def test_quality_says_how_much():
         len(UDNClassifier(quality="best", n_members=2, epochs=2, width=4).fit(X, y > 14).members_)
         == 2
     )
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def files(friedman, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    X, y = friedman
+    frame = pd.DataFrame(X[:, :5], columns=list("abcde"))
+    frame.assign(y=y, side=np.where(y > 14, "up", "down")).to_csv(folder / "t.csv", index=False)
+    return folder
+
+
+def command(capsys, *words):
+    status = main([str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+def test_conformal_predictions_of_a_table(files, capsys):
+    model, quick = files / "m.udn", ("--epochs", 4, "--width", 8, "--no-references", "--no-report")
+    status, _, err = command(
+        capsys, "fit", files / "t.csv", "--target", "y", "--drop", "side", "--out", model, *quick,
+        "--quality", "fast", "--members", 2, "--time-limit", 600,
+    )  # fmt: skip
+    assert status == 0, err
+    fitted = UDNRegressor.load(model)
+    assert (fitted.quality, fitted.n_members, fitted.time_limit) == ("fast", 2, 600)
+    for words, out in (((), "q.csv"), (("--conformal",), "c.csv")):
+        status, _, err = command(
+            capsys, "predict", model, files / "t.csv", "--out", files / out, *words
+        )
+        assert status == 0, err
+    plain, conformal_ = (pd.read_csv(files / name) for name in ("q.csv", "c.csv"))
+    assert plain["mean"].equals(conformal_["mean"])
+    expected = fitted.interval_factor(0.9)[0] * conformal_["sd"]
+    assert np.allclose(conformal_["upper"] - conformal_["mean"], expected)
+    assert np.allclose(conformal_["mean"] - conformal_["lower"], expected)
+    status, _, err = command(
+        capsys, "predict", model, files / "t.csv", "--conformal", "--interval", 0.999
+    )
+    assert status == 2
+    assert "held-out rows can promise a coverage of at most" in err
+
+
+def test_classes_have_no_intervals(files, capsys):
+    model, quick = files / "c.udn", ("--epochs", 2, "--width", 4, "--no-references", "--no-report")
+    words = ("--target", "side", "--drop", "y", "--out", model)
+    status, _, err = command(capsys, "fit", files / "t.csv", *words, *quick)
+    assert status == 0, err
+    status, _, err = command(capsys, "predict", model, files / "t.csv", "--conformal")
+    assert status == 2
+    assert "conformal intervals are for numbers" in err

@@ -552,6 +552,7 @@ def test_a_signal_at_any_moment_of_the_command(
     monkeypatch.setattr(_attribute(owner), attribute, sending)
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--width", "4"]
+    words += ["--refit"] if moment in ("building", "refit") else []
     status = main([*words, "--epochs", "6", "--patience", "9"])
     errors = capsys.readouterr().err
     assert calls[0] >= call
@@ -599,7 +600,7 @@ def test_the_command_says_that_training_diverged(calls, table, tmp_path, capsys,
 def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 2 else 2**40
+        devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 1 else 2**40
     )
     original = ub.UDNClassifier._build
 
@@ -614,8 +615,8 @@ def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, cap
     monkeypatch.setattr(ub.UDNClassifier, "_build", build)
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--no-references", "-q"]
-    words += ["--epochs", "40", "--patience", "40", "--width", "4", "--lr", "1", "--no-report"]
-    words += ["--preset", "paper"]
+    words += ["--epochs", "80", "--patience", "80", "--width", "4", "--lr", "1", "--no-report"]
+    words += ["--preset", "paper", "--batch-size", "8"]
     assert main(words) == 0
     errors = capsys.readouterr().err
     assert "warning: training stopped in epoch" in errors

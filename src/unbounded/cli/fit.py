@@ -84,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)
+    text = "once the best epoch is known, train anew on all rows up to it; takes twice the time"
+    group.add_argument("--refit", action="store_true", default=None, help=text)
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
@@ -110,7 +112,8 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
-    given = {name: getattr(options, name) for name in ("preset", "quality", *_ESTIMATOR_OPTIONS)}
+    names = ("preset", "quality", "refit", *_ESTIMATOR_OPTIONS)
+    given = {name: getattr(options, name) for name in names}
     given["n_members"] = given.pop("members")
     chosen = {name: value for name, value in given.items() if value is not None}
     # Whatever comes from here on, what was learnt is kept once an epoch is done.
