@@ -600,7 +600,7 @@ def test_the_command_says_that_training_diverged(calls, table, tmp_path, capsys,
 def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 1 else 2**40
+        devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 2 else 2**40
     )
     original = ub.UDNClassifier._build
 
@@ -615,8 +615,8 @@ def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, cap
     monkeypatch.setattr(ub.UDNClassifier, "_build", build)
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--no-references", "-q"]
-    words += ["--epochs", "80", "--patience", "80", "--width", "4", "--lr", "1", "--no-report"]
-    words += ["--preset", "paper", "--batch-size", "8"]
+    words += ["--epochs", "40", "--patience", "40", "--width", "4", "--lr", "0.3", "--no-report"]
+    words += ["--preset", "paper"]
     assert main(words) == 0
     errors = capsys.readouterr().err
     assert "warning: training stopped in epoch" in errors
