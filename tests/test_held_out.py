@@ -215,6 +215,7 @@ def test_the_best_epoch_goes_with_q():
     kept = dataclasses.replace(best, key=(0.892, -0.305))  # small losses do not add up
     assert not best_epochs.has_moved_on(later, (0.885, -0.305), kept)
     assert best_epochs.has_moved_on(later, (0.891, -0.305), kept)
+    assert not best_epochs.has_moved_on(later, (0.891, -0.305), kept, slack=0.1)
     assert not best_epochs.has_moved_on({"depth_mean": 4.0}, (0.895, -0.31), best)
 
 

@@ -98,3 +98,24 @@ def test_the_rate_rises_and_then_falls():
     assert 0 < rates[0] <= 0.1 < 0.99 < rates[top] <= 1
     assert rates[-1] == pytest.approx(0.01, abs=1e-3)
     assert cosine(1.0) == pytest.approx(0.01)
+
+
+def test_small_tables_train_in_one_thread(monkeypatch):
+    seen = []
+    original = ub.UDNRegressor._run.__globals__["Training"].by_fit
+
+    def by_fit(*arguments, **options):
+        seen.append(torch.get_num_threads())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(ub.UDNRegressor._run.__globals__["Training"], "by_fit", by_fit)
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ub.UDNRegressor(epochs=1, width=8).fit(x, y)
+        ub.UDNRegressor(epochs=1, width=4096, batch_size=51).fit(x, y)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]

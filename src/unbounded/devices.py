@@ -33,6 +33,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small layers have no work for a second thread, and waiting for one can cost much."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def free_memory(device: torch.device) -> int | None:
     """How many bytes can still be taken on a device; None where nobody can tell.
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -16,7 +17,7 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
-from unbounded.devices import resolve_device
+from unbounded.devices import one_thread, resolve_device
 from unbounded.estimators.auto import (
     annealing_factor,
     choose_batch_size,
@@ -44,6 +45,8 @@ from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import NonFiniteError, preset
+
+_SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -341,7 +344,10 @@ class UDNEstimator(Predictor, NestedParameters):
             **recipe.fitting(models[0].depth, validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
-        training = Training.by_fit(models, data, **options)
+        # Threads that have little to do wait for each other, beside other work for very long.
+        small = options["batch_size"] * self.width <= _SMALL
+        with one_thread() if small else nullcontext():
+            training = Training.by_fit(models, data, **options)
         if clock.is_over:
             training = training._replace(stopped="time")
         return TrainedModels(models, scalings, training)

@@ -31,17 +31,6 @@ def usable_device(name: str | None) -> str:
     return check_device(name, StudyError)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small layers have no work for a second thread, and waiting for one can cost much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def listed(words: str) -> list[str]:
     """The words between commas or blanks, as in options such as `--models udn,5`."""
     return words.replace(",", " ").split()

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from unbounded.data import spiral
-from unbounded.experiments import one_thread
+from unbounded.devices import one_thread
 from unbounded.likelihoods import Categorical, ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict

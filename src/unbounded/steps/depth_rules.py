@@ -26,6 +26,9 @@ class DepthRule(ABC):
     """Whether it looks at the validation set: see `look` and `settle`."""
     takes_many: ClassVar[bool] = False
     """Whether its tensors can have an axis of models that train as one computation."""
+    slack: float = 1.0
+    """Standard errors by which an epoch with another depth may score lower than the best one, and
+    still take its place."""
 
     def check(self, model: "UDN") -> None:  # noqa: B027
         """A ValueError if the rule cannot move this model's q."""

@@ -17,7 +17,7 @@ class BestEpoch:
     highest: tuple[float, float]  # of all keys so far; see `has_moved_on`
 
 
-def has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
+def has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch, slack: float = 1.0) -> bool:
     """Whether a rule has found another depth since the best epoch, at no loss that is for sure.
 
     Early epochs, at which q is still wide, would win by luck otherwise, and q(ℓ) with them. A loss
@@ -27,10 +27,11 @@ def has_moved_on(row: Row, key: tuple[float, float], best: BestEpoch) -> bool:
         row: of this epoch; it has errors of its scores if a rule goes by held-out rows.
         key: its scores.
         best: the best epoch so far.
+        slack: standard errors from which on a loss is for sure.
     """
     if "val_error" not in row:
         return False
-    errors = row["val_error"], row["val_log_error"]
+    errors = slack * row["val_error"], slack * row["val_log_error"]
     if any(now < then - error for now, then, error in zip(key, best.highest, errors, strict=True)):
         return False
     found = row["depth_mean"]

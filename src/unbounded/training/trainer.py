@@ -294,7 +294,8 @@ class Trainer:
         elif not likelihood.higher_is_better:
             score = -score
         key, best = (score, log_score), member.best
-        if best is not None and key <= best.key and not has_moved_on(row, key, best):
+        slack = 0.0 if self.depth_rule is None else self.depth_rule.slack
+        if best is not None and key <= best.key and not has_moved_on(row, key, best, slack):
             member.bad_epochs += 1
             return False
         highest = key if best is None else max(key, best.highest)

@@ -21,7 +21,8 @@ from typing import Any
 
 from unbounded import interrupts
 from unbounded.data.downloads import FOLDER, DataError
-from unbounded.experiments import StudyError, listed, one_thread, records, usable_device
+from unbounded.devices import one_thread
+from unbounded.experiments import StudyError, listed, records, usable_device
 from unbounded.experiments.depth import recipe, runs
 from unbounded.experiments.depth.problems import Problem, chosen
 from unbounded.experiments.depth.recipe import Settings, settings_of

@@ -15,7 +15,8 @@ from typing import Any
 
 from unbounded import interrupts
 from unbounded.data import uci
-from unbounded.experiments import StudyError, listed, one_thread, records, usable_device
+from unbounded.devices import one_thread
+from unbounded.experiments import StudyError, listed, records, usable_device
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
