@@ -4,8 +4,6 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
