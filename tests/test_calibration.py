@@ -115,7 +115,7 @@ def test_golden_sections_find_the_peak():
 
 
 def test_intervals_hold_what_they_say():
-    X, y = make_friedman1(700, noise=1.0, random_state=0)
+    X, y = make_friedman1(1400, noise=1.0, random_state=0)
     options = {"random_state": 0, "epochs": 60, "width": 32}
     shares = {}
     for calibrated in (True, False):
@@ -127,12 +127,12 @@ def test_intervals_hold_what_they_say():
 
 
 def test_probabilities_are_better_calibrated():
-    X, y = make_classification(900, 12, n_informative=6, flip_y=0.2, random_state=0)
+    X, y = make_classification(1800, 12, n_informative=6, flip_y=0.2, random_state=0)
     scores = {}
     for calibrated in (True, False):
         fitted = UDNClassifier(
             random_state=0, epochs=30, width=32, calibrate=calibrated, select="score"
         ).fit(X[:450], y[:450])
         probs = fitted.predict_proba(X[450:])
-        scores[calibrated] = np.log(probs[np.arange(450), y[450:]]).mean()
+        scores[calibrated] = np.log(probs[np.arange(1350), y[450:]]).mean()
     assert scores[True] > scores[False]
