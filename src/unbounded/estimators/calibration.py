@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from unbounded.estimators.rows import Scalings, WeightedRows
+from unbounded.estimators.rows import PREDICTION_ROWS, Scalings, WeightedRows
 from unbounded.likelihoods import Gaussian, LearntNoise
 from unbounded.likelihoods.categorical import ClassLikelihood, ClassPrediction
 from unbounded.likelihoods.gaussian import GaussianPrediction
@@ -14,7 +14,6 @@ from unbounded.model import UDN
 from unbounded.predictive import predict_ensemble
 
 _MOST_ROWS = 20_000  # more say no more of a single number
-_BATCH = 4096  # rows that go through the network at a time
 _DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
 _FURTHEST = 3.0  # the factor's logarithm lies within ± this
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -39,7 +38,7 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     rows = WeightedRows(held.x[:_MOST_ROWS], held.y[:_MOST_ROWS], held.weights[:_MOST_ROWS])
     x, y, weights = scalings.tensors(rows, models[0])
     device = models[0].anchor.device
-    prediction = predict_ensemble(models, x, _BATCH)
+    prediction = predict_ensemble(models, x, PREDICTION_ROWS)
     each = _log_likelihood(prediction, y.to(device))
     count = torch.ones(len(y)) if weights is None else weights
     count = count.to(device).double()

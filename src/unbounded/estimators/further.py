@@ -10,6 +10,7 @@ from unbounded.estimators.ensemble import TrainedModels, Training
 from unbounded.estimators.rows import Array, WeightedRows, merge
 from unbounded.steps.batches import batches
 from unbounded.training import History, make_optimizer, step
+from unbounded.training.presets import Rates
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
@@ -33,7 +34,7 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
         estimator.refit_history_ = None
     model = estimator.model_
     if estimator._optimizer is None:
-        lr = 0.005 if estimator.lr == "auto" else estimator.lr  # constant, as no end is known
+        lr = Rates().lr if estimator.lr == "auto" else estimator.lr  # constant, as no end is known
         estimator._optimizer = make_optimizer(model, lr=lr)
     estimator.n_rows_seen_ += len(y)
     scalings = estimator._scalings_before()

@@ -10,15 +10,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
-from unbounded.estimators.rows import Scaling, Scalings
+from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
 from unbounded.frozen import Frozen
 from unbounded.likelihoods import Prediction
 from unbounded.model import UDN
 from unbounded.predictive import combine
 from unbounded.tables.encoding import Encoding
-
-# Rows that go through the network at a time.
-_PREDICTION_ROWS = 8192
 
 
 class Predictor:
@@ -71,8 +68,8 @@ class Predictor:
         frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
-        for start in range(0, len(x), _PREDICTION_ROWS):
-            piece = scalings.x(x[start : start + _PREDICTION_ROWS], self.model_).to(device)
+        for start in range(0, len(x), PREDICTION_ROWS):
+            piece = scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device)
             with torch.inference_mode():  # closed before the yield: it must not leak to the caller
                 outputs = [one(piece)[0] for one in frozen]
             # q is in single precision: normalised anew, its sum is one in double.

@@ -14,15 +14,20 @@ from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
-from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
+from unbounded.estimators.rows import (
+    PREDICTION_ROWS,
+    Array,
+    Scaling,
+    Scalings,
+    WeightedRows,
+    check_weights,
+)
 from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.likelihoods.gaussian import GaussianPrediction
 from unbounded.predictive import predict_ensemble
 from unbounded.schema import FileError, flag
-
-_ROWS = 4096  # that go through the network at a time
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -178,7 +183,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         if held is None or not len(held.x) or not isinstance(self.model_.likelihood, Gaussian):
             return
         x, y, _ = scalings.tensors(held, self.model_)
-        found = predict_ensemble(self.members_, x, _ROWS)
+        found = predict_ensemble(self.members_, x, PREDICTION_ROWS)
         assert isinstance(found, GaussianPrediction)
         mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
         self.conformal_scores_ = conformal.scores(y.numpy(), mean, std)

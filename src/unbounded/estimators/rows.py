@@ -16,6 +16,8 @@ Array = NDArray[Any]
 
 # A held-out set of fewer rows says too little of the epochs to choose among them.
 MIN_VALIDATION_ROWS = 8
+PREDICTION_ROWS = 8192
+"""That go through the network at a time."""
 # Beyond these bounds of the largest weight the priors, or the data, are all that counts: what lies
 # further out changes nothing but would overflow.
 _WEIGHTS = (1e-20, 1e12)

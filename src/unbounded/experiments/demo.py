@@ -22,6 +22,7 @@ from unbounded.predictive import predict
 from unbounded.report import page, sections
 from unbounded.report.terminal import depth_bars, show
 from unbounded.training import FitResult, fit, preset
+from unbounded.training.presets import half_cosine
 
 EPOCHS = 2000
 WIDTH = 32
@@ -123,7 +124,7 @@ def _run(
 
 def _cosine(epochs: int, epoch: int) -> float:
     """From the full rate to a twentieth of it along half a cosine."""
-    return 0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+    return half_cosine(min(1.0, epoch / epochs), 0.05)
 
 
 def _summary(found: DemoResult, first_depth: int) -> str:

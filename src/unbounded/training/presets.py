@@ -98,12 +98,16 @@ class Preset:
         return found
 
 
+def half_cosine(done: float, last: float = 0.0) -> float:
+    """From 1 down to `last` along half a cosine, `done` from 0 to 1."""
+    return last + (1 - last) * (1 + math.cos(math.pi * done)) / 2
+
+
 def cosine(done: float) -> float:
     """Up in the first twentieth of the training, then down to a hundredth along half a cosine."""
     if done < _WARM_UP:
         return done / _WARM_UP
-    fall = (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP))) / 2
-    return _LAST_RATE + (1 - _LAST_RATE) * fall
+    return half_cosine((done - _WARM_UP) / (1 - _WARM_UP), _LAST_RATE)
 
 
 def _for_tables() -> DepthRule:

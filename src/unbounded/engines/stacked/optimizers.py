@@ -8,7 +8,7 @@ and its state does not age, as if its gradient were None in `torch.optim`.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class RowAdam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decouples: ClassVar[bool] = False
+    """Whether decay shrinks the parameters beside the gradient, rather than being part of it."""
 
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -48,7 +50,7 @@ class RowAdam:
 
     @torch.no_grad()
     def coefficients(self, steps: Tensor, active: Tensor, lr: Tensor, dtype: torch.dtype) -> Tensor:
-        """How each row moves now, in a form for `update`: `(4, rows, members, 1)`.
+        """How each row moves now, in a form for `update`: `(4 or 5, rows, members, 1)`.
 
         The rows of many blocks can be asked for at once: these numbers are few, and what they
         cost is the calls.
@@ -67,6 +69,8 @@ class RowAdam:
         correction = (1 - second**count).sqrt_()
         size = taken * lr * correction / (1 - first**count)
         parts = [taken * (1 - first), taken * (1 - second), self.eps * correction, size]
+        if self.decouples:
+            parts.append(1 - taken * lr * self.weight_decay)
         return torch.stack(parts).to(dtype).unsqueeze(-1)
 
     @torch.no_grad()
@@ -88,9 +92,12 @@ class RowAdam:
             decays: whether weight decay applies.
         """
         average, square = state
-        of_average, of_square, eps, size = coefficients
+        of_average, of_square, eps, size, *left = coefficients
         if decays and self.weight_decay:
-            grad.add_(value, alpha=self.weight_decay)
+            if self.decouples:
+                value.mul_(left[0])
+            else:
+                grad.add_(value, alpha=self.weight_decay)
         average.lerp_(grad, of_average)
         square.lerp_(grad.square_(), of_square)
         # m/(√v/c₂ + ε)·lr/c₁ = m/(√v + ε·c₂)·lr·c₂/c₁ with c the bias corrections.
@@ -105,28 +112,7 @@ class RowAdamW(RowAdam):
     """Adam with decay beside the gradient, with the arithmetic of `torch.optim.AdamW`."""
 
     weight_decay: float = 0.01
-
-    @torch.no_grad()
-    def coefficients(self, steps: Tensor, active: Tensor, lr: Tensor, dtype: torch.dtype) -> Tensor:
-        """How each row moves and what is left of it: `(5, rows, members, 1)`."""
-        others = super().coefficients(steps, active, lr, dtype)
-        left = 1 - active.double() * lr * self.weight_decay
-        return torch.cat([others, left.to(dtype)[None, ..., None]])
-
-    @torch.no_grad()
-    def update(
-        self,
-        value: Tensor,
-        grad: Tensor,
-        state: list[Tensor],
-        coefficients: Sequence[Tensor],
-        decays: bool = True,
-    ) -> None:
-        """One step, in place; the arguments are those of `RowAdam.update`."""
-        *others, left = coefficients
-        if decays and self.weight_decay:
-            value.mul_(left)
-        super().update(value, grad, state, others, decays=False)
+    decouples: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

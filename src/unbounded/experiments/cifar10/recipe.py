@@ -22,6 +22,7 @@ from unbounded.training import (
     RateAscent,
     Sharpen,
 )
+from unbounded.training.presets import half_cosine
 
 SCHEDULES = ("fast", "paper")
 RULES = ("settled", "ascent", "gradient")
@@ -161,7 +162,7 @@ class Recipe:
         if step < warm:
             return (step + 1) / warm
         share = min(1.0, (step - warm) / max(1, total - warm))
-        return 0.5 * (1 + math.cos(math.pi * share))
+        return half_cosine(share)
 
     def data(self, train: Images, test: Images, classes: int) -> "Parts":
         """The images of a run, of which `classes` is how many there are in all."""

@@ -1,7 +1,6 @@
 """What the spiral study trains: its settings, and the network of each run."""
 
 import argparse
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -19,6 +18,7 @@ from unbounded.layers.init import Init, he
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
 from unbounded.training import PRESETS
+from unbounded.training.presets import half_cosine
 
 OMEGAS = (0.0, 1.0, *(float(omega) for omega in range(2, 31, 2)))
 """The authors' grid of rotation speeds."""
@@ -191,6 +191,6 @@ INITS[SETTLED.name] = "he"
 SCHEDULES: dict[str, Callable[[int], Callable[[int], float] | None]] = {
     "constant": lambda epochs: None,
     # From the full rate to a hundredth of it along half a cosine.
-    "cosine": lambda epochs: lambda t: 0.01 + 0.99 * (1 + math.cos(math.pi * t / epochs)) / 2,
+    "cosine": lambda epochs: lambda t: half_cosine(t / epochs, 0.01),
 }
 _QUICK = ("udn", "omega2", "omega4", "omega6", "dun10")

@@ -19,6 +19,7 @@ from unbounded.experiments.uci.recipe import Recipe, Table, table, training_rows
 from unbounded.model import UDN
 from unbounded.priors import GaussianWeights
 from unbounded.training import fit
+from unbounded.training.presets import half_cosine
 
 Say = Callable[[str], None]
 _CHUNK = 64
@@ -198,7 +199,7 @@ def train(jobs: Sequence[Job], plan: UCISettings, *, epochs: int | None = None) 
             batch_size=recipe.batch_size(num_rows),
             lr=recipe.lr,
             depth_lr_ratio=[variant.of(recipe).depth_lr_ratio for variant in variants],
-            schedule=lambda epoch, total=total: 0.5 * (1 + math.cos(math.pi * epoch / total)),
+            schedule=lambda epoch, total=total: half_cosine(epoch / total),
             average=recipe.average,
             engine=Stacked(device=plan.device),
         )
