@@ -475,3 +475,13 @@ def test_records_are_written_whole_or_not_at_all(tmp_path):
         records.write_json(path, {"x": object()})
     assert records.read_json(path)["x"] == 1
     assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+
+
+def test_the_record_says_how_our_recipe_differs_from_the_settings():
+    made = recipe.Settings(init=("settled",), models=("omega2",))
+    run = next(run for group in recipe.groups(made) for run in group.runs)
+    used, said = recipe.fitting(run, made), recipe.settled(made)["settled"]
+    assert (used["average"], used["clip"]) == (said["average"], said["clip"])
+    expected = recipe.SCHEDULES[said["schedule"]](made.epochs)
+    assert [used["schedule"](e) for e in (0, 100)] == [expected(e) for e in (0, 100)]
+    assert recipe.settled(recipe.Settings(models=("udn",))) == {}

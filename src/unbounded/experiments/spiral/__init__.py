@@ -99,7 +99,7 @@ def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[s
         references = runs.references(settings, parts / "references.json", options.resume)
     results: dict[str, Any] = {
         "study": "spiral",
-        "configuration": dataclasses.asdict(settings),
+        "configuration": dataclasses.asdict(settings) | recipe.settled(settings),
         "versions": records.versions(device),
         "seconds": {"total": round(time.perf_counter() - start, 1), "training": seconds},
         "summary": table.summary(rows, references),

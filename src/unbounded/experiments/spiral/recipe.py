@@ -159,6 +159,14 @@ def fitting(run: SpiralRun, settings: Settings) -> dict[str, Any]:
     return found
 
 
+def settled(settings: Settings) -> dict[str, Any]:
+    """What `fitting` takes in place of the settings for runs of our own recipe, for the record."""
+    if SETTLED.name not in settings.init:
+        return {}
+    average = SETTLED.average if settings.average is None else settings.average
+    return {"settled": {"schedule": "cosine", "average": average, "clip": SETTLED.clip}}
+
+
 def _depth(model: str) -> int:
     return int(model.removeprefix("omega"))
 
