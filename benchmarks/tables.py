@@ -2,20 +2,23 @@
 
 Every model has its defaults, one thread, and the same rows. CatBoost and RealMLP-TD are the extra
 `unbounded[rivals]`; where they are not installed they are left out, and it is said. Sets: nine of
-UCI (with --data or $UNBOUNDED_DATA), scikit-learn's, and some that are made. The defaults were
-developed on these sets, by validation rows. Scores are RMSE or log loss of test rows, and CPU
-seconds of a fit. Results go to OUT/runs.json as they come; a second run goes on from there.
+UCI (with --data or $UNBOUNDED_DATA), scikit-learn's, some that are made, and with --tables the CSV
+files of a folder. Scores are of test rows: RMSE, NLL and coverage, or log loss and accuracy; and
+CPU seconds of a fit. "depth 1" … "depth 6" are networks of one depth by the UDN's own recipe.
+Results go to OUT/runs.json as they come; a second run goes on from there.
 """
 
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,221 +26,191 @@ from typing import Any, NamedTuple
 import numpy as np
 import sklearn
 import torch
-from numpy.typing import NDArray
-from sklearn import datasets
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from benchmarks.table_models import FIXED, models
+from benchmarks.table_sets import MOST_ROWS, Task, tasks
 from unbounded import UDNClassifier, UDNRegressor, __version__, metrics
 from unbounded.atomic import write_text
-from unbounded.data import uci
 from unbounded.data.downloads import DataError
 
-MOST_ROWS = 6000
-"""Training rows of a set; others are left out, the same for all models."""
-
-Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+_LEAST = 1e-4  # of an error, when errors are compared as ratios: below, all are as good as 0
 
 
-class Task(NamedTuple):
-    """A set: split ↦ training rows and targets, test rows and targets."""
+class Source(NamedTuple):
+    """Where the sets come from; travels to other processes."""
 
-    name: str
-    is_classes: bool
-    rows: Callable[[int], Arrays]
+    data: Path | None
+    tables: Path | None
+    rows: int
 
-
-def _uci(name: str, data: Path | None) -> Callable[[int], Arrays]:
-    def rows(split: int) -> Arrays:
-        found = uci.load(name, data)
-        test = found.masks()[split]
-        train = np.flatnonzero(~test)
-        train = np.sort(np.random.default_rng(split).permutation(train)[:MOST_ROWS])
-        return found.x[train], found.y[train], found.x[test], found.y[test]
-
-    return rows
+    def task(self, name: str) -> Task:
+        """The set of that name."""
+        return next(task for task in tasks(*self) if task.name == name)
 
 
-def _bundled(loader: Callable[..., Any]) -> Callable[[int], Arrays]:
-    def rows(split: int) -> Arrays:
-        x, y = loader(return_X_y=True)
-        stratify = y if y.dtype.kind == "i" else None
-        parts = train_test_split(x, y, test_size=0.2, random_state=split, stratify=stratify)
-        return parts[0], parts[2], parts[1], parts[3]
+class Fit(NamedTuple):
+    """One model on one split of one set."""
 
-    return rows
+    set: str
+    split: int
+    model: str
 
 
-def _made(make: Callable[[int], tuple[NDArray[Any], NDArray[Any]]]) -> Callable[[int], Arrays]:
-    def rows(split: int) -> Arrays:
-        x, y = make(split)
-        count = len(x) * 7 // 8
-        return x[:count], y[:count], x[count:], y[count:]
-
-    return rows
-
-
-def _friedman(seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    x, y = datasets.make_friedman1(4000, 8, random_state=seed)
-    return x, y
-
-
-def _arm(seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """How far the hand of a robot is, from four angles and lengths."""
-    x = np.random.default_rng(seed).random((4000, 8))
-    angles, lengths = np.cumsum(2 * np.pi * x[:, :4], 1), x[:, 4:]
-    y = np.hypot((lengths * np.cos(angles)).sum(1), (lengths * np.sin(angles)).sum(1))
-    return x, y
-
-
-def _clusters(seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    options = {"n_informative": 8, "n_redundant": 4, "n_classes": 3, "n_clusters_per_class": 3}
-    x, y = datasets.make_classification(
-        4000, 20, class_sep=0.9, flip_y=0.05, random_state=seed, **options
-    )
-    return x, y
-
-
-def _shells(seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    x, y = datasets.make_gaussian_quantiles(
-        n_samples=3000, n_features=8, n_classes=3, random_state=seed
-    )
-    return x, y
-
-
-def tasks(data: Path | None) -> list[Task]:
-    """All sets."""
-    bundled = {"breast-cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
-    bundled |= {"wine": datasets.load_wine, "iris": datasets.load_iris}
-    return [
-        *(Task(f"uci-{name}", False, _uci(name, data)) for name in uci.names()),
-        Task("diabetes", False, _bundled(datasets.load_diabetes)),
-        Task("friedman", False, _made(_friedman)),
-        Task("robot-arm", False, _made(_arm)),
-        *(Task(name, True, _bundled(loader)) for name, loader in bundled.items()),
-        Task("moons", True, _made(lambda s: datasets.make_moons(3000, noise=0.25, random_state=s))),
-        Task("clusters", True, _made(_clusters)),
-        Task("shells", True, _made(_shells)),
-    ]
-
-
-def models(is_classes: bool, seed: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names and makers of all models; a maker raises ImportError where its package is missing."""
-
-    def catboost() -> Any:
-        from catboost import CatBoostClassifier, CatBoostRegressor
-
-        kind = CatBoostClassifier if is_classes else CatBoostRegressor
-        return kind(thread_count=1, verbose=0, random_seed=seed, allow_writing_files=False)
-
-    def realmlp() -> Any:
-        from pytabkit import RealMLP_TD_Classifier, RealMLP_TD_Regressor
-
-        kind = RealMLP_TD_Classifier if is_classes else RealMLP_TD_Regressor
-        return kind(n_threads=1, device="cpu", random_state=seed, verbosity=0)
-
-    def linear() -> Any:
-        model = LogisticRegression(max_iter=1000) if is_classes else RidgeCV(np.logspace(-3, 3, 13))
-        return make_pipeline(StandardScaler(), model)
-
-    def boosting() -> Any:
-        kind = HistGradientBoostingClassifier if is_classes else HistGradientBoostingRegressor
-        return kind(random_state=seed)
-
-    ours: Any = UDNClassifier if is_classes else UDNRegressor
-    yield "UDN", lambda: ours(random_state=seed, device="cpu")
-    yield "UDN, best", lambda: ours(random_state=seed, device="cpu", quality="best")
-    yield "UDN, paper", lambda: ours(random_state=seed, device="cpu", preset="paper")
-    yield "RealMLP-TD", realmlp
-    yield "CatBoost", catboost
-    yield "boosting", boosting
-    yield "linear", linear
-
-
-def run(task: Task, split: int, name: str, make: Callable[[], Any]) -> dict[str, Any]:
-    """One fit and its scores."""
-    x, y, test_x, test_y = task.rows(split)
-    x, test_x = (part.astype(np.float32) for part in (x, test_x))
-    model = make()
-    start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.fit(x, y)
-    row: dict[str, Any] = {
-        "set": task.name,
-        "split": split,
-        "model": name,
-        "rows": len(x),
-        "columns": x.shape[1],
-        "cpu_seconds": round(time.process_time() - start, 2),
-    }
-    if task.is_classes:
-        probs = np.asarray(model.predict_proba(test_x), np.float64)
-        probs = np.clip(probs, 1e-15, None)
-        probs /= probs.sum(1, keepdims=True)
-        row["log_loss"] = -metrics.log_score(test_y, probs)
-        row["accuracy"] = metrics.accuracy(test_y, probs)
-    else:
-        row["rmse"] = metrics.rmse(test_y, np.asarray(model.predict(test_x)).ravel())
-    if name.startswith("UDN"):
+def run(source: Source, fit: Fit) -> dict[str, Any]:
+    """Fit and score; in place of scores the reason where something is missing."""
+    torch.set_num_threads(1)
+    task = source.task(fit.set)
+    train = dict(models(task.is_classes, fit.split))[fit.model]
+    try:
+        x, y, test_x, test_y = task.rows(fit.split)
+        start = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = train(x, y)
+            seconds = time.process_time() - start
+            scores = (
+                _classes(model, test_x, test_y)
+                if task.is_classes
+                else _numbers(model, test_x, test_y)
+            )
+    except ImportError as error:
+        return {"missing": fit.model, "why": f"{error}; pip install 'unbounded[rivals]'"}
+    except DataError as error:
+        return {"missing": fit.set, "why": str(error)}
+    row = {**fit._asdict(), "rows": len(x), "columns": x.shape[1], "cpu_seconds": round(seconds, 2)}
+    row |= scores
+    if isinstance(model, UDNClassifier | UDNRegressor):
         row["depth_mean"] = round(model.depth_mean_, 3)
         row["best_epoch"], row["epochs"] = model.best_epoch_, model.n_iter_
-        if not task.is_classes:
-            low, high = model.predict_quantiles(test_x, [0.05, 0.95])
-            row["in_90"] = float(np.mean((test_y >= low) & (test_y <= high)))
-            if model.conformal_scores_ is not None and len(model.conformal_scores_) > 9:
-                low, high = model.predict_interval(test_x, 0.9)
-                row["in_90_conformal"] = float(np.mean((test_y >= low) & (test_y <= high)))
     return {key: round(v, 8) if isinstance(v, float) else v for key, v in row.items()}
 
 
+def _classes(model: Any, x: Any, y: Any) -> dict[str, float]:
+    probs = np.clip(np.asarray(model.predict_proba(x), np.float64), 1e-15, None)
+    probs /= probs.sum(1, keepdims=True)
+    labels = np.searchsorted(np.asarray(model.classes_).astype(y.dtype), y)
+    return {
+        "log_loss": -metrics.log_score(labels, probs),
+        "accuracy": metrics.accuracy(labels, probs),
+    }
+
+
+def _numbers(model: Any, x: Any, y: Any) -> dict[str, float]:
+    scores = {"rmse": metrics.rmse(y, np.asarray(model.predict(x)).ravel())}
+    if not isinstance(model, UDNRegressor):
+        return scores
+    if len(model.members_) == 1:
+        means, scales = model.predict_by_depth(x, return_std=True)
+        probs = model.depth_probs_[model.depths_[0] - 1 : model.depths_[-1]]
+        scores["nll"] = metrics.mixture_nll(y, probs, means, scales)
+    low, high = model.predict_quantiles(x, [0.05, 0.95])
+    scores["in_90"] = metrics.coverage(y, low, high)
+    if model.conformal_scores_ is not None and len(model.conformal_scores_) > 9:
+        low, high = model.predict_interval(x, 0.9)
+        scores["in_90_conformal"] = metrics.coverage(y, low, high)
+    return scores
+
+
+class Means:
+    """Mean scores over the splits that two models have in common, or that one has."""
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        self.values = {(row["set"], row["model"], row["split"]): row for row in rows}
+        self.names = list(dict.fromkeys(row["model"] for row in rows))
+        self.sets = list(dict.fromkeys(row["set"] for row in rows))
+        self.splits = sorted({row["split"] for row in rows})
+
+    def of(self, which: str, model: str, score: str, beside: str | None = None) -> float:
+        """NaN where there is none."""
+        found = []
+        for split in self.splits:
+            row = self.values.get((which, model, split), {})
+            other = row if beside is None else self.values.get((which, beside, split), {})
+            if score in row and score in other:
+                found.append(row[score])
+        return float(np.mean(found)) if found else math.nan
+
+    def ratio(self, model: str, score: str) -> float:
+        """The first model's ÷ this one's: geometric mean over sets of the splits in common."""
+        ours = self.names[0]
+        logs = []
+        for which in self.sets:
+            pair = self.of(which, ours, score, model), self.of(which, model, score, ours)
+            if not any(math.isnan(v) for v in pair):
+                logs.append(math.log(max(pair[0], _LEAST) / max(pair[1], _LEAST)))
+        return math.exp(np.mean(logs)) if logs else math.nan
+
+    def over_sets(self, model: str, score: str) -> float:
+        """The mean over the sets that this model and the first have."""
+        found = [self.of(which, model, score, self.names[0]) for which in self.sets]
+        return float(np.nanmean(found)) if not all(map(math.isnan, found)) else math.nan
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """Mean scores of each set and model, and how models compare over all sets."""
-    names = list(dict.fromkeys(row["model"] for row in rows))
+    """Mean scores of each set and model, how models compare over all sets, and fixed depths."""
+    fixed = {f"depth {depth}" for depth in FIXED}
     parts = []
-    for is_classes, score in ((False, "rmse"), (True, "log_loss")):
-        some = [row for row in rows if (score in row)]
-        sets = list(dict.fromkeys(row["set"] for row in some))
-        if not sets:
+    for score, heading in (("rmse", "Test RMSE"), ("log_loss", "Test log loss")):
+        some = [row for row in rows if score in row]
+        if not some:
             continue
-
-        def mean(which: str, model: str, of: str, some: Any = some) -> float:
-            found = [r[of] for r in some if r["set"] == which and r["model"] == model and of in r]
-            return float(np.mean(found)) if found else math.nan
-
-        heading = "Test log loss" if is_classes else "Test RMSE"
-        lines = [f"{heading}, mean over splits", "", f"| set | rows | {' | '.join(names)} | E[ℓ] |"]
-        lines.append("|---" * (len(names) + 3) + "|")
-        for which in sets:
-            values = [mean(which, name, score) for name in names]
-            best = np.nanmin(values)
-            cells = ["–" if math.isnan(v) else f"{v:.4g}" for v in values]
-            cells = [f"**{c}**" if v == best else c for c, v in zip(cells, values, strict=True)]
-            count = round(mean(which, names[0], "rows"))
-            depth = mean(which, names[0], "depth_mean")
-            lines.append(f"| {which} | {count:,} | {' | '.join(cells)} | {depth:.1f} |")
-        lines.append(_summary("UDN ÷ model, geometric mean", sets, names, mean, score))
-        lines.append(_summary("CPU seconds of a fit, mean", sets, names, mean, "cpu_seconds"))
-        if is_classes:
-            lines.append(_summary("accuracy, mean", sets, names, mean, "accuracy"))
+        means = Means([row for row in some if row["model"] not in fixed])
+        names = means.names
+        lines = [f"{heading}, mean over splits", ""]
+        lines.append(f"| set | rows | splits | {' | '.join(names)} | E[ℓ] |")
+        lines.append("|---" * (len(names) + 4) + "|")
+        for which in means.sets:
+            values = [means.of(which, name, score) for name in names]
+            splits = {row["split"] for row in some if row["set"] == which}
+            start = f"| {which} | {round(means.of(which, names[0], 'rows')):,} | {len(splits)}"
+            depth = means.of(which, names[0], "depth_mean")
+            lines.append(f"{start} | {' | '.join(_marked(values))} | {depth:.1f} |")
+        ratios = [f"{means.ratio(name, score):.3f}" for name in names]
+        lines.append(f"| {names[0]} ÷ model, geometric mean | | | {' | '.join(ratios)} | |")
+        others = {"cpu_seconds": "CPU seconds of a fit, mean", "accuracy": "accuracy, mean"}
+        for other, what in others.items():
+            if other in some[0]:
+                cells = [f"{means.over_sets(name, other):.4g}" for name in names]
+                lines.append(f"| {what} | | | {' | '.join(cells)} | |")
         parts.append("\n".join(lines))
+        parts += _by_depth([row for row in some if row["model"] in {*fixed, "UDN"}], score, heading)
     return "\n\n".join(parts)
 
 
-def _summary(what: str, sets: list[str], names: list[str], mean: Any, of: str) -> str:
-    cells = []
-    for name in names:
-        both = [(mean(s, names[0], of), mean(s, name, of)) for s in sets]
-        both = [pair for pair in both if not any(math.isnan(v) for v in pair)]
-        if "geometric" in what:
-            ratios = [math.log(max(ours, 1e-4) / max(theirs, 1e-4)) for ours, theirs in both]
-            cells.append(f"{math.exp(np.mean(ratios)):.3f}" if ratios else "–")
-        else:
-            cells.append(f"{np.mean([theirs for _, theirs in both]):.4g}" if both else "–")
-    return f"| {what} | | {' | '.join(cells)} | |"
+def _marked(values: list[float]) -> list[str]:
+    """As text, the smallest in bold."""
+    best = np.nanmin(values)
+    cells = ["–" if math.isnan(v) else f"{v:.4g}" for v in values]
+    return [f"**{c}**" if v == best else c for c, v in zip(cells, values, strict=True)]
+
+
+def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[str]:
+    """The UDN beside networks of one depth, and whether it is as good as the best of them."""
+    means = Means(rows)
+    depths = [name for name in means.names if name != "UDN"]
+    sets = (
+        [s for s in means.sets if not math.isnan(means.of(s, depths[0], score))] if depths else []
+    )
+    if not sets:
+        return
+    lines = [f"{heading}, UDN and networks of one depth by the same recipe", ""]
+    lines.append(f"| set | UDN | {' | '.join(depths)} | UDN − best, ± its standard error |")
+    lines.append("|---" * (len(depths) + 3) + "|")
+    as_good = 0
+    for which in sets:
+        values = [means.of(which, name, score) for name in ("UDN", *depths)]
+        best = depths[int(np.nanargmin(values[1:]))]
+        pairs = [
+            means.values[which, "UDN", split][score] - means.values[which, best, split][score]
+            for split in means.splits
+            if {(which, "UDN", split), (which, best, split)} <= means.values.keys()
+        ]
+        error = np.std(pairs, ddof=1) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
+        as_good += np.mean(pairs) <= error
+        cells = " | ".join(_marked(values))
+        lines.append(f"| {which} | {cells} | {np.mean(pairs):+.3g} ± {error:.2g} |")
+    lines += ["", f"As good as the best depth in hindsight: {as_good} of {len(sets)} sets."]
+    yield "\n".join(lines)
 
 
 def main() -> int:
@@ -248,38 +221,27 @@ def main() -> int:
     add("--sets", nargs="+", metavar="NAME", help="some of the sets; all by default")
     add("--models", nargs="+", metavar="NAME", help="some of the models; all by default")
     add("--splits", type=int, default=3, help="splits of each set (default: 3)")
+    add("--rows", type=int, default=MOST_ROWS, help=f"training rows at most ({MOST_ROWS})")
     add("--data", type=Path, help="folder with the UCI sets; else $UNBOUNDED_DATA")
+    add("--tables", type=Path, help="folder with CSV files, the target in the last column")
     add("--out", type=Path, default=Path("results/tables"), help="where results go")
+    add("--jobs", type=int, default=1, help="fits at once, each with one thread (default: 1)")
     add("--minutes", type=float, default=math.inf, help="begin no fit after so many")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.tables is not None and not any(options.tables.glob("*.csv")):
+        parser.error(f"{options.tables} has no CSV file")
+    source = Source(options.data, options.tables, options.rows)
     path = options.out / "runs.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
-    done = {(row["set"], row["split"], row["model"]) for row in rows}
     missing: dict[str, str] = {}
-    start = time.monotonic()
-    for split in range(options.splits):
-        for task in tasks(options.data):
-            if options.sets and task.name not in options.sets:
-                continue
-            for name, make in models(task.is_classes, split):
-                key = (task.name, split, name)
-                wanted = not options.models or name in options.models
-                if key in done or name in missing or task.name in missing or not wanted:
-                    continue
-                if time.monotonic() - start > 60 * options.minutes:
-                    continue
-                try:
-                    rows.append(run(task, split, name, make))
-                except ImportError as error:
-                    missing[name] = f"{error}; pip install 'unbounded[rivals]'"
-                    continue
-                except DataError as error:
-                    missing[task.name] = str(error)
-                    continue
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-                options.out.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps({"versions": versions(), "runs": rows}, indent=1))
+    for row in _runs(source, list(_wanted(source, options, rows)), options, missing):
+        if "missing" in row:
+            missing[row["missing"]] = row["why"]
+            continue
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"versions": versions(), "runs": rows}, indent=1))
     for name, reason in missing.items():
         print(f"{name}: left out, {reason}", file=sys.stderr)
     if not rows:
@@ -289,6 +251,49 @@ def main() -> int:
     write_text(options.out / "table.md", text + "\n")
     print(text)
     return 0
+
+
+def _wanted(source: Source, options: Any, rows: list[dict[str, Any]]) -> Iterator[Fit]:
+    """What is asked for and not there yet."""
+    done = {Fit(row["set"], row["split"], row["model"]) for row in rows}
+    for split in range(options.splits):
+        for task in tasks(*source):
+            for name, _ in models(task.is_classes, split):
+                fit = Fit(task.name, split, name)
+                by_set = not options.sets or task.name in options.sets
+                by_model = not options.models or name in options.models
+                if by_set and by_model and fit not in done:
+                    yield fit
+
+
+def _runs(
+    source: Source, fits: list[Fit], options: Any, missing: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """One after another, or several at once in processes of their own."""
+    start = time.monotonic()
+
+    def is_due(fit: Fit) -> bool:
+        in_time = time.monotonic() - start <= 60 * options.minutes
+        return in_time and fit.model not in missing and fit.set not in missing
+
+    if options.jobs == 1:
+        yield from (run(source, fit) for fit in fits if is_due(fit))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        pending: set[Future[dict[str, Any]]] = set()
+        left = iter(fits)
+        while True:
+            while len(pending) < options.jobs:
+                fit = next((fit for fit in left if is_due(fit)), None)
+                if fit is None:
+                    break
+                pending.add(pool.submit(run, source, fit))
+            if not pending:
+                return
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
 
 
 def versions() -> dict[str, Any]:
