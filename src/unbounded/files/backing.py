@@ -49,6 +49,8 @@ def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> Non
     noise = described["config"].get("noise", {})
     if "num_targets" in noise:
         _check_shape("likelihood.noise.log_scale", state, (noise["num_targets"],))
+    if len(noise.get("bends", ())) not in (0, noise.get("num_targets")):
+        raise FileError(f"its noise has {len(noise['bends'])} bends for {noise['num_targets']}")
 
 
 Shapes = dict[str, dict[str, tuple[int, ...]]]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ _PROBABILITY = real(math.nextafter(0, 1), math.nextafter(1, 0))
 _SCALE = real(1e-70, 1e70)  # its squares and their quotients are numbers too
 _SEED = whole(0, 2**128)
 _STAGES = 32  # each doubles the channels
+_FURTHEST, _LARGEST = 1e30, 20.0  # knots of a noise, and the logarithm of a factor there
 
 _DENSE: Mapping[str, Check] = {
     "in_features": _SIZE,
@@ -61,18 +63,31 @@ CONCENTRATION = real(1e-4, 1e12)
 """ν of a Conway–Maxwell family; below this its support would be of thousands of layers."""
 
 
-def _by_kind(kinds: Mapping[str, Mapping[str, Check]]) -> Check:
-    """An object whose field "kind" says which other fields it has."""
+def _by_kind(
+    kinds: Mapping[str, Mapping[str, Check]], maybe: Mapping[str, Mapping[str, Check]]
+) -> Check:
+    """An object whose field "kind" says which other fields it has, or may have."""
 
     def check(value: Any, where: str) -> dict[str, Any]:
         kind = value.get("kind") if isinstance(value, dict) else None
         fields = kinds.get(kind) if isinstance(kind, str) else None
         if fields is None:
             raise wrong(f"{where}.kind", "one of " + ", ".join(kinds), kind)
-        checked: dict[str, Any] = record({"kind": text(), **fields})(value, where)
+        checked: dict[str, Any] = record({"kind": text(), **fields}, maybe.get(str(kind)))(value, where)
         return checked
 
     return check
+
+
+def _bend(value: Any, where: str) -> tuple[list[float], list[float]]:
+    """Knots that ascend and as many values, a pair of lists."""
+    checked = list_of(list_of(real(-_FURTHEST, _FURTHEST), least=2, most=64), least=2, most=2)
+    knots, values = checked(value, where)
+    if len(knots) != len(values) or any(a >= b for a, b in pairwise(knots)):
+        raise wrong(where, "knots that ascend and as many values", value)
+    if max(map(abs, values)) > _LARGEST:
+        raise wrong(where, f"values of at most {_LARGEST:g}", value)
+    return knots, values
 
 
 _NOISE = _by_kind(
@@ -80,7 +95,8 @@ _NOISE = _by_kind(
         "FixedNoise": {"scale": _POSITIVE},
         "LearntNoise": {"num_targets": _SIZE},
         "InputNoise": {"floor": real(0)},
-    }
+    },
+    maybe={"LearntNoise": {"bends": list_of(optional(_bend))}},
 )
 
 # The only names that a file can ask for, and their arguments. A file never names a module or an

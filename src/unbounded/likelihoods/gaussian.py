@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from unbounded.likelihoods.base import Likelihood, Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+Bend = tuple[Sequence[float], Sequence[float]]
+"""Knots of a piecewise linear function and its values there."""
 
 
 class Noise(nn.Module, ABC):
@@ -49,22 +53,75 @@ class FixedNoise(Noise):
 
 
 class LearntNoise(Noise):
-    """σ is one number per target for all inputs and depths, learnt with the weights."""
+    """σ is one number per target for all inputs and depths, learnt with the weights.
 
-    def __init__(self, scale: float = 1.0, num_targets: int = 1):
+    After training it may be bent along the mean (`bend`): log σ = log s + f(μ), f piecewise linear
+    and constant beyond its knots. Large values may be noisier than small ones; the mean was learnt
+    without regard to that, and loses nothing by it.
+
+    Args:
+        scale: s before training.
+        num_targets: targets, each with its own s.
+        bends: for each target the knots of f, ascending, and its values there; None for f = 0.
+    """
+
+    _knots: Tensor | None  # (target, knot)
+    _values: Tensor | None  # (target, knot): f there
+
+    def __init__(
+        self, scale: float = 1.0, num_targets: int = 1, bends: "Sequence[Bend | None]" = ()
+    ):
         super().__init__()
         if not (scale > 0 and math.isfinite(scale)):
             raise ValueError(f"scale must be a positive finite number, got {scale}")
         self.num_targets = int(num_targets)
         self.log_scale = nn.Parameter(torch.full((self.num_targets,), math.log(scale)))
+        self.bend(bends)
+
+    def bend(self, bends: "Sequence[Bend | None]") -> None:
+        """Set f for each target, or with nothing take it away.
+
+        Raises:
+            ValueError: if the knots of a target are not two or more finite numbers that ascend,
+                or its values not as many finite numbers.
+        """
+        if bends and len(bends) != self.num_targets:
+            raise ValueError(f"there are {len(bends)} bends for {self.num_targets} targets")
+        self.bends = [None if b is None else (list(b[0]), list(b[1])) for b in bends]
+        pairs = [([0.0, 1.0], [0.0, 0.0]) if bend is None else bend for bend in self.bends]
+        most = max((len(knots) for knots, _ in pairs), default=0)
+        rows: list[list[list[float]]] = [[], []]
+        for knots, values in pairs:
+            finite = all(map(math.isfinite, (*knots, *values)))
+            ascending = all(a < b for a, b in pairwise(knots))
+            if len(knots) < 2 or len(values) != len(knots) or not (finite and ascending):
+                raise ValueError(
+                    "a bend is two or more knots, each larger than the one before, and as many "
+                    f"values, all finite: got {knots} and {values}"
+                )
+            # As long as the longest: a step of no height adds nothing.
+            rows[0].append(knots + [knots[-1] + 1.0 + k for k in range(most - len(knots))])
+            rows[1].append(values + [values[-1]] * (most - len(values)))
+        for name, numbers in zip(("_knots", "_values"), rows, strict=True):
+            tensor = torch.tensor(numbers, dtype=torch.float64).to(self.log_scale)
+            self.register_buffer(name, tensor if self.bends else None, persistent=False)
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs are the means."""
-        return outputs, self.log_scale.exp()[None, None]
+        log_scale = self.log_scale[None, None]
+        if self._knots is not None and self._values is not None:
+            left, steps = self._knots[:, :-1], self._knots.diff(dim=1)
+            # Knots that are one in single precision are a step, not a quotient of zeros.
+            steps = steps.clamp(min=torch.finfo(steps.dtype).tiny)
+            along = ((outputs[..., None] - left) / steps).clamp(0, 1)
+            heights = self._values.diff(dim=1)
+            log_scale = log_scale + self._values[:, 0] + (along * heights).sum(-1)
+        return outputs, log_scale.exp()
 
     def config(self) -> dict[str, Any]:
-        """The arguments that rebuild this noise; σ itself travels as a parameter."""
-        return {"num_targets": self.num_targets}
+        """The arguments that rebuild this noise; s itself travels as a parameter."""
+        bends = {"bends": self.bends} if self.bends else {}
+        return {"num_targets": self.num_targets, **bends}
 
 
 class InputNoise(Noise):
