@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from unbounded.estimators.rows import PREDICTION_ROWS, Scalings, WeightedRows
-from unbounded.likelihoods import Gaussian, LearntNoise
+from unbounded.estimators.rows import PREDICTION_ROWS, Array, Scalings, WeightedRows
+from unbounded.estimators.spread import find_bend
+from unbounded.likelihoods import Gaussian, LearntNoise, Prediction
 from unbounded.likelihoods.categorical import ClassLikelihood, ClassPrediction
 from unbounded.likelihoods.gaussian import GaussianPrediction
 from unbounded.model import UDN
-from unbounded.predictive import predict_ensemble
+from unbounded.predictive import combine, predict
 
 _MOST_ROWS = 20_000  # more say no more of a single number
 _DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
@@ -27,7 +28,8 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     itself on others. One factor c for all members makes the held-out log-likelihood as high as can
     be: σ becomes c·σ, or class probabilities p^{1/c} (temperature scaling, Guo et al., 2017: the
     heads, which are linear, are divided by c). Few rows say little of c, so that log c is N(0, ½²)
-    beforehand. Means and the most probable classes of a depth stay.
+    beforehand. Means and the most probable classes of a depth stay. Before that, σ is bent along
+    the mean where these rows show that errors grow or shrink with it.
 
     Returns:
         c; 1 where the models have no such number to change.
@@ -38,7 +40,10 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     rows = WeightedRows(held.x[:_MOST_ROWS], held.y[:_MOST_ROWS], held.weights[:_MOST_ROWS])
     x, y, weights = scalings.tensors(rows, models[0])
     device = models[0].anchor.device
-    prediction = predict_ensemble(models, x, PREDICTION_ROWS)
+    members = [predict(model, x, PREDICTION_ROWS) for model in models]
+    if isinstance(models[0].likelihood, Gaussian):
+        _bend(models, members, y.to(device), rows.weights)
+    prediction = combine(members)
     each = _log_likelihood(prediction, y.to(device))
     count = torch.ones(len(y)) if weights is None else weights
     count = count.to(device).double()
@@ -50,6 +55,23 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     factor = math.exp(_highest(score, -_FURTHEST, _FURTHEST))
     apply(factor)
     return factor
+
+
+def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weights: Array) -> None:
+    """Let σ follow the mean where held-out rows show that it does (`find_bend`)."""
+    noises = [model.likelihood.noise for model in models]  # type: ignore[union-attr]
+    for noise in noises:
+        noise.bend(())  # type: ignore[operator]  # of an earlier training
+    found = combine(members)
+    assert isinstance(found, GaussianPrediction)
+    means, deviations = found.mean.double(), found.variance.double().sqrt()
+    z = (y.double() - means) / deviations
+    columns = zip(means.T.cpu().numpy(), z.T.cpu().numpy(), strict=True)
+    bends = [find_bend(mean, one, weights) for mean, one in columns]
+    if any(bend is not None for bend in bends):
+        plain = [None if b is None else (b.knots.tolist(), b.values.tolist()) for b in bends]
+        for noise in noises:
+            noise.bend(plain)  # type: ignore[operator]
 
 
 def _change(models: Sequence[UDN], is_classes: bool) -> Callable[[float], None] | None:

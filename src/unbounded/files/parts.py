@@ -73,7 +73,9 @@ def _by_kind(
         fields = kinds.get(kind) if isinstance(kind, str) else None
         if fields is None:
             raise wrong(f"{where}.kind", "one of " + ", ".join(kinds), kind)
-        checked: dict[str, Any] = record({"kind": text(), **fields}, maybe.get(str(kind)))(value, where)
+        checked: dict[str, Any] = record({"kind": text(), **fields}, maybe.get(str(kind)))(
+            value, where
+        )
         return checked
 
     return check

@@ -113,7 +113,8 @@ class LearntNoise(Noise):
             left, steps = self._knots[:, :-1], self._knots.diff(dim=1)
             # Knots that are one in single precision are a step, not a quotient of zeros.
             steps = steps.clamp(min=torch.finfo(steps.dtype).tiny)
-            along = ((outputs[..., None] - left) / steps).clamp(0, 1)
+            # f is no reason for a mean to move, should training go on.
+            along = ((outputs.detach()[..., None] - left) / steps).clamp(0, 1)
             heights = self._values.diff(dim=1)
             log_scale = log_scale + self._values[:, 0] + (along * heights).sum(-1)
         return outputs, log_scale.exp()

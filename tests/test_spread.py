@@ -1,0 +1,133 @@
+"""Noise that follows the mean: found on held-out rows, kept in files, harmless to the mean."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+import unbounded as ub
+from unbounded import UDNRegressor
+from unbounded.estimators.spread import _basis, _fitted, find_bend
+from unbounded.files.contents import FileError
+from unbounded.likelihoods import LearntNoise
+
+BEND = ([-1.0, 0.0, 2.0], [-0.5, 0.3, 1.0])
+
+
+def noisy(rows, seed, power):
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=rows)
+    return means, rng.normal(size=rows) * np.exp(power * np.clip(means, -1.5, 1.5))
+
+
+def test_sigma_is_interpolated_between_knots():
+    noise = LearntNoise(0.4, 2, [BEND, None])
+    means = torch.linspace(-3, 4, 29)[None, :, None].repeat(2, 1, 2)
+    same, scales = noise.split(means)
+    assert same is means
+    expected = 0.4 * np.exp(np.interp(means[0, :, 0], *BEND))
+    np.testing.assert_allclose(scales[1, :, 0].detach(), expected, rtol=1e-6)
+    np.testing.assert_allclose(scales[0, :, 1].detach(), 0.4, rtol=1e-6)
+
+
+def test_a_bend_pulls_at_no_mean():
+    straight, bent = ub.Gaussian(LearntNoise(1.0)), ub.Gaussian(LearntNoise(1.0, 1, [BEND]))
+    outputs = torch.tensor([[[0.5], [-0.7]]], requires_grad=True)
+    y = outputs.detach()[0].clone()  # no error: whatever pulls, pulls for the sake of σ
+    bent.log_prob(outputs, y).sum().backward()
+    assert (outputs.grad == 0).all()
+    assert not torch.equal(straight.log_prob(outputs, y), bent.log_prob(outputs, y))
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [([0.0], [0.0]), ([1.0, 0.0], [0, 0]), ([0.0, 1.0], [0.0]), ([0.0, float("nan")], [0.0, 0.0])],
+)
+def test_what_is_no_bend_is_refused(bend):
+    with pytest.raises(ValueError, match="a bend is two or more knots"):
+        LearntNoise(1.0, 1, [bend])
+    with pytest.raises(ValueError, match="2 bends for 1 targets"):
+        LearntNoise(1.0, 1, [None, None])
+
+
+def test_files_keep_the_bend(tmp_path):
+    model = ub.UDN(ub.Dense(3, 4, 1), ub.Gaussian(LearntNoise(0.5, 1, [BEND])))
+    ub.save(model, tmp_path / "m.safetensors")
+    again = ub.load(tmp_path / "m.safetensors")
+    outputs = torch.randn(2, 7, 1)
+    for one, other in zip(
+        model.likelihood.noise.split(outputs), again.likelihood.noise.split(outputs), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "bends", [[[[0, 0], [1, 1]]], [[[0, 1], [1]]], [[[0, 1], [99, 1]]], [None, None], [[[0], [1]]]]
+)
+def test_files_with_a_bend_that_is_none_are_refused(tmp_path, bends):
+    from safetensors import safe_open
+
+    from unbounded.files.contents import write_tensors
+
+    path = tmp_path / "m.safetensors"
+    ub.save(ub.UDN(ub.Dense(3, 4, 1), ub.Gaussian(LearntNoise(0.5, 1, [BEND]))), path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["unbounded"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header["likelihood"]["config"]["noise"]["bends"] = bends
+    write_tensors(path, tensors, {"unbounded": json.dumps(header)})
+    with pytest.raises(FileError, match="bends"):
+        ub.load(path)
+
+
+@given(st.integers(0, 50))
+def test_newton_finds_the_highest_penalised_density(seed):
+    means, z = noisy(120, seed, 0.8)
+    weights = np.random.default_rng(seed).uniform(0.5, 2, len(means))
+    basis = _basis(means, np.array([-1.0, 0.0, 1.0]))
+
+    def cost(v):
+        f = basis @ v
+        return weights @ (0.5 * z**2 * np.exp(-2 * f) + f) + np.sum(np.diff(v) ** 2) / (2 * 0.5**2)
+
+    found = _fitted(basis, z, weights)
+    best = minimize(cost, np.zeros(3), method="BFGS", options={"gtol": 1e-8})
+    assert cost(found) <= best.fun + 1e-6
+
+
+def test_a_bend_that_is_there_is_found_and_one_that_is_not_is_rare():
+    means, z = noisy(800, 0, 0.6)
+    bend = find_bend(means, z, np.ones(len(z)))
+    assert bend is not None
+    at = np.linspace(-1.2, 1.2, 9)
+    assert np.abs(np.interp(at, *bend) - 0.6 * at).max() < 0.25
+    alarms = [find_bend(*noisy(300, seed, 0.0), np.ones(300)) for seed in range(60)]
+    assert sum(bend is not None for bend in alarms) <= 4
+    assert find_bend(means[:60], z[:60], np.ones(60)) is None  # too few rows to tell
+    assert find_bend(np.zeros(400), z[:400], np.ones(400)) is None  # one mean has no trend
+
+
+def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 3)).astype(np.float32)
+    size = np.exp(0.8 * X[:, 0] + 0.4 * X[:, 1])
+    y = size * (1 + 0.25 * rng.normal(size=len(X)))
+    model = UDNRegressor(random_state=0, quality="fast").fit(X[:1200], y[:1200])
+    plain = UDNRegressor(random_state=0, quality="fast", calibrate=False).fit(X[:1200], y[:1200])
+    X, y = X[1200:], y[1200:]
+    assert np.array_equal(model.predict(X), plain.predict(X))  # the mean is what it was
+    groups = np.array_split(np.argsort(model.predict(X)), 4)
+
+    def inside(fitted):
+        low, high = fitted.predict_quantiles(X, [0.05, 0.95])
+        return [np.mean((y[g] >= low[g]) & (y[g] <= high[g])) for g in groups]
+
+    assert min(inside(model)) > 0.77
+    assert min(inside(plain)) < 0.7  # a constant σ is too small for the dearest quarter
+    model.save(tmp_path / "m.udn")
+    again = UDNRegressor.load(tmp_path / "m.udn")
+    assert np.array_equal(again.predict_quantiles(X, [0.05]), model.predict_quantiles(X, [0.05]))
