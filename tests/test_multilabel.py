@@ -78,6 +78,8 @@ def test_predictions_have_the_shapes_of_scikit_learns(rows, fitted):
     assert ((proba >= 0) & (proba <= 1)).all()
     assert (fitted.predict(X) == (proba > 0.5)).all()
     assert np.exp(fitted.predict_log_proba(X)) == pytest.approx(proba)
+    odds = fitted.decision_function(X)
+    assert odds == pytest.approx(np.log(proba) - np.log1p(-proba), rel=1e-6, abs=1e-9)
     by_depth = fitted.predict_by_depth(X)
     assert np.tensordot(fitted.depth_probs_, by_depth, 1) == pytest.approx(proba, abs=1e-6)
     assert fitted.score(X, y) == (fitted.predict(X) == y).all(1).mean()

@@ -113,6 +113,16 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         logs = (p.clamp(max=0) if self._num_labels else p.log_softmax(1) for p in found)
         return np.concatenate([p.cpu().numpy() for p in logs])
 
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """The log-odds of the second of two classes, `(rows,)`, or of each label: `(rows, label)`.
+
+        Of more classes the logarithms of their probabilities, `(rows, class)`.
+        """
+        if self.__sklearn_is_fitted__() and self._num_labels:
+            return np.concatenate([p.log_odds.cpu().numpy() for p in self._predictions(X)])
+        logs = self.predict_log_proba(X)
+        return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
+
     def predict_by_depth(self, X: Any) -> NDArray[np.float64]:
         """The probabilities of classes, or labels, of each depth alone: `(depth, rows, class)`.
 

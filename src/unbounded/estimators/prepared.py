@@ -31,9 +31,10 @@ class Prepared:
         stack = network.stack(len(self.frozen.hidden), self.frozen.first_depth)
         parts = model.depth, model.likelihood, *stack.hidden, *stack.heads
         # Not the model itself: it could never go while this is kept.
-        self._modules = [network.hidden, network.heads]
+        self._modules: list[nn.Module] = [network.hidden, network.heads]
         self._modules += [module for part in parts for module in part.modules()]
-        self._values = [_flat(t) for m in self._modules for t in _tensors(m) if _is_watched(t)]
+        watched = [_flat(t) for m in self._modules for t in _tensors(m) if _is_watched(t)]
+        self._values = [(values, _direction[: len(values)]) for values in watched]
         self._seen = self._look(model)
 
     @classmethod
@@ -65,7 +66,7 @@ class Prepared:
                     seen += (id(tensor), tensor.data_ptr(), version)
             seen += (len(module._forward_hooks), len(module._forward_pre_hooks))
         # Those as well: a projection of all values on a fixed direction.
-        seen += [values.dot(_direction[: len(values)]) for values in self._values]
+        seen += [values.dot(direction) for values, direction in self._values]
         return seen
 
 

@@ -1,13 +1,18 @@
 """Files of fitted estimators, as methods; `unbounded.estimators.files` has what is in them."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from unbounded.estimators.base import UDNEstimator
 
 
 class Savable:
     """An estimator with `save` and `load`; the subclass knows how to describe its targets."""
 
-    def save(self, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
+    def save(
+        self: "UDNEstimator", path: str | Path, *, extra: dict[str, Any] | None = None
+    ) -> None:
         """Write the fitted estimator to one safetensors file: data only, no pickle.
 
         Args:

@@ -24,7 +24,7 @@ def check_targets(y: Any) -> None:
     """A ValueError if targets are dates or lengths of time, of several types, or missing."""
     values = _flat(y)
     if values.dtype.kind == "c":
-        raise ValueError(f"{target_name(y)} holds complex numbers: give real ones")
+        raise ValueError(f"{target_name(y)} holds complex numbers: Complex data not supported")
     dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
     first: Any = next((v for v in values.tolist() if isinstance(v, dates)), None)
     if first is None and values.dtype.kind in "mM":

@@ -30,6 +30,11 @@ class LabelPrediction(Prediction):
         return self.log_probs.exp().clamp(max=1.0)
 
     @property
+    def log_odds(self) -> Tensor:
+        """log p(y_j = 1) − log p(y_j = 0), finite where either rounds to 0: `(batch, label)`."""
+        return self.log_probs - self.mix(F.logsigmoid(-self.outputs))
+
+    @property
     def classes(self) -> Tensor:
         """1 for the labels that are rather there than not: `(batch, label)`."""
         return (self.probs > 0.5).long()
