@@ -229,7 +229,8 @@ def test_weights_are_routed_and_frames_pass_through_pipelines(blobs):
     with sklearn.config_context(enable_metadata_routing=True):
         final = UDNClassifier(**options).set_fit_request(sample_weight=True)
         final.set_score_request(sample_weight=True)
-        pipeline = make_pipeline(StandardScaler(), final).set_output(transform="pandas")
+        scaler = StandardScaler().set_fit_request(sample_weight=False)
+        pipeline = make_pipeline(scaler, final).set_output(transform="pandas")
         routed = pipeline.fit(frame, y, sample_weight=weights)
         scores = cross_val_score(pipeline, frame, y, cv=2, params={"sample_weight": weights})
     assert np.isfinite(scores).all()
