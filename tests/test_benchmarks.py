@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of an installation")
 images = pytest.importorskip("benchmarks.images")
 processes = pytest.importorskip("benchmarks.processes")
+rows = pytest.importorskip("benchmarks.rows")
 
 
 def once(candidates, *options, **more):
@@ -42,3 +43,11 @@ def test_the_work_of_several_processes(capsys):
     found = json.loads(capsys.readouterr().out.removeprefix("RESULT "))
     assert found["wall"] > 0
     assert found["sent"] == 0  # to nobody
+
+
+def test_rows_one_at_a_time(monkeypatch, capsys):
+    made = rows.calls(rounds=2, epochs=1, width=8)
+    monkeypatch.setattr(rows, "calls", lambda: made)
+    monkeypatch.setattr(rows, "best_times", once)
+    assert rows.main() == 0
+    assert "UDNClassifier.predict_proba" in capsys.readouterr().out

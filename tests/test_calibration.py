@@ -51,12 +51,27 @@ def test_the_noise_is_the_most_likely_one(members):
 
     best = optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9})
     loss(0.0)  # as it was
-    factor = calibrate(models, Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1))), held)
-    assert np.log(factor) == pytest.approx(best.x, abs=1e-5)
+    scalings = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
+    factor = calibrate(models, scalings, held)
+    error = 1 / np.sqrt(2 * held.weights.sum())  # of log c: the rows have chosen the epoch as well
+    assert np.log(factor) == pytest.approx(best.x + error, abs=1e-5)
     for m, mean, log_scale in zip(models, means, before, strict=True):
         shifted = float(m.likelihood.noise.log_scale.detach())
-        assert shifted == pytest.approx(log_scale + best.x, abs=1e-5)
+        assert shifted == pytest.approx(log_scale + best.x + error, abs=1e-5)
         assert torch.equal(m.predict(torch.from_numpy(held.x)).mean, mean)
+    assert calibrate(models, scalings, held) == pytest.approx(1, abs=0.02)  # once is enough
+
+
+def test_few_rows_make_intervals_wider():
+    held, factors = rows(640), {}
+    for count in (10, 40, 640):
+        made = model(ub.Gaussian(), 1)
+        scalings = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
+        # The same rows again and again, each counting for less: what they say stays.
+        few = WeightedRows(held.x, held.y, np.full(640, count / 640))
+        factors[count] = calibrate([made], scalings, few)
+    assert factors[10] > factors[40] > factors[640] > 0
+    assert np.log(factors[40] / factors[640]) == pytest.approx(1 / np.sqrt(80), abs=0.05)
 
 
 def test_the_temperature_is_the_most_likely_one():

@@ -26,6 +26,11 @@ NUMBERS = torch.linspace(-2, 2, 24).sin()
 LIKELIHOODS = {
     "categorical": (lambda: ub.Categorical(3), torch.arange(24) % 3, 3),
     "bernoulli": (lambda: ub.Bernoulli(), torch.arange(24) % 2, None),
+    "labels": (
+        lambda: ub.MultiLabel(2),
+        torch.stack([torch.arange(24) % 2, torch.arange(24) % 3 // 2], 1),
+        2,
+    ),
     "learnt noise": (lambda: ub.Gaussian(LearntNoise()), NUMBERS, None),
     "fixed noise": (lambda: ub.Gaussian(FixedNoise(0.5)), NUMBERS, None),
     "input noise": (lambda: ub.Gaussian(InputNoise()), NUMBERS, None),

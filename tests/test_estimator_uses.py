@@ -1,13 +1,17 @@
 """What users of scikit-learn try next: log loss, searches, further training, evaluation rows."""
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import torch
 from scipy import sparse
 from sklearn.datasets import make_blobs, make_friedman1
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import unbounded
 from unbounded import UDNClassifier, UDNRegressor
@@ -212,3 +216,37 @@ def test_a_device_that_is_not_there_is_told(blobs, tmp_path):
     model.save(tmp_path / "model.udn")
     with pytest.raises(ValueError, match=r"the device .* cannot be used"):
         UDNClassifier.load(tmp_path / "model.udn", device=missing)
+
+
+# Around the estimators
+
+
+def test_weights_are_routed_and_frames_pass_through_pipelines(blobs):
+    X, y = blobs
+    frame = pd.DataFrame(X, columns=[f"c{k}" for k in range(X.shape[1])])
+    weights = np.where(y == y[0], 1.0, 3.0)
+    options = {"epochs": 2, "width": 8, "random_state": 0}
+    with sklearn.config_context(enable_metadata_routing=True):
+        final = UDNClassifier(**options).set_fit_request(sample_weight=True)
+        final.set_score_request(sample_weight=True)
+        scaler = StandardScaler().set_fit_request(sample_weight=False)
+        pipeline = make_pipeline(scaler, final).set_output(transform="pandas")
+        routed = pipeline.fit(frame, y, sample_weight=weights)
+        scores = cross_val_score(pipeline, frame, y, cv=2, params={"sample_weight": weights})
+    assert np.isfinite(scores).all()
+    assert list(routed[-1].feature_names_in_) == list(frame.columns)
+    scaled = routed[0].transform(frame)
+    direct = UDNClassifier(**options).fit(scaled, y, sample_weight=weights)
+    assert (direct.predict_proba(scaled) == routed.predict_proba(frame)).all()
+
+
+def test_searches_in_several_threads_find_what_one_finds(blobs):
+    X, y = blobs
+    grid = {"depth__place": [1.5, 3.0], "width": [8]}
+    found = []
+    for jobs in (1, 2):
+        model = UDNClassifier(epochs=2, random_state=0)
+        search = GridSearchCV(model, grid, cv=2, scoring="neg_log_loss", n_jobs=jobs)
+        with joblib.parallel_backend("threading"):
+            found.append(search.fit(X, y).cv_results_["mean_test_score"])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -27,6 +28,7 @@ import unbounded
 from unbounded import UDNClassifier, UDNRegressor, devices, estimators, metrics
 from unbounded.estimators.rows import MIN_VALIDATION_ROWS, Scaling, merge, split
 from unbounded.likelihoods import InputNoise
+from unbounded.training import TrainingWarning
 
 # Enough to tell whether things work, not to fit well.
 SHORT = {"epochs": 4, "random_state": 0}
@@ -420,7 +422,9 @@ class Interrupting(unbounded.Categorical):
 
 def test_ctrl_c_keeps_the_best_model(iris):
     X, y = iris
-    model = UDNClassifier(likelihood=Interrupting(3, at=40), random_state=0).fit(X, y)
+    model = UDNClassifier(likelihood=Interrupting(3, at=40), random_state=0)
+    with pytest.warns(TrainingWarning, match=r"interrupted in epoch \d+: epoch \d+ is kept"):
+        model.fit(X, y)
     assert model.stopped_ == "interrupted"
     assert 1 <= model.best_epoch_ <= model.n_iter_ < 40
     assert model.score(X, y) > 0.5
@@ -662,7 +666,9 @@ def test_verbose_says_how_it_goes(iris, capfd):
     UDNClassifier(**SHORT).fit(*iris)
     assert capfd.readouterr() == ("", "")
     UDNClassifier(**SHORT, verbose=1).fit(*iris)
-    assert "E[ℓ]" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "E[ℓ]" in said
+    assert re.search(r"\d\d:\d\d<\d\d:\d\d", said)  # the time it took, and the time that remains
 
 
 def test_devices():

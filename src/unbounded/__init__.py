@@ -27,6 +27,7 @@ from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical
 from unbounded.likelihoods import Gaussian as Gaussian
 from unbounded.likelihoods import Likelihood as Likelihood
+from unbounded.likelihoods import MultiLabel as MultiLabel
 from unbounded.model import UDN as UDN
 from unbounded.predictive import predict as predict
 from unbounded.priors import GaussianWeights as GaussianWeights

@@ -18,8 +18,8 @@ def check_device(name: Any, error: type[Exception] = ValueError) -> Any:
         error: if it cannot be used.
     """
     try:
-        torch.empty(1, device="cpu" if name == "auto" else name)
-    except (RuntimeError, AssertionError, NotImplementedError) as reason:
+        torch.empty(1, device=torch.device("cpu" if name == "auto" else name))
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as reason:
         said = str(reason).splitlines()[0]
         raise error(f"the device {name!r} cannot be used: {said}") from None
     return name

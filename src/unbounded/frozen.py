@@ -55,9 +55,9 @@ class Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ω_ℓ(x), `(depth, batch, *event)`, and q(ℓ), `(depth,)`."""
-        outputs = []
-        for index, layer in enumerate(self.hidden):
+        outputs, heads = [], list(self.heads)
+        for depth, layer in enumerate(self.hidden, 1):
             x = layer(x)
-            if index + 1 >= self.first_depth:
-                outputs.append(self.heads[index + 1 - self.first_depth](x))
+            if depth >= self.first_depth:
+                outputs.append(heads[depth - self.first_depth](x))
         return torch.stack(outputs), self.depth_probs

@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,10 +34,12 @@ from unbounded.estimators.rows import (
     Scaling,
     Scalings,
     WeightedRows,
+    is_classes,
     merge,
     numbers,
     split,
 )
+from unbounded.estimators.saving import Savable
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -50,7 +51,7 @@ _SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thr
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class UDNEstimator(Predictor, NestedParameters):
+class UDNEstimator(Predictor, Savable, NestedParameters):
     """The common part of `UDNClassifier` and `UDNRegressor`.
 
     A subclass turns targets into what the likelihood takes and predictions into what
@@ -165,49 +166,9 @@ class UDNEstimator(Predictor, NestedParameters):
             _, mark, shared = inspect.cleandoc(UDNEstimator.__doc__).partition("Thin over")
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\n{mark}{shared}\n"
 
-    def save(self, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
-        """Write the fitted estimator to one safetensors file: data only, no pickle.
-
-        Args:
-            path: the file; replaced if it is there.
-            extra: plain data (JSON) of your own to travel in the header.
-        """
-        from unbounded.estimators import files
-
-        files.save(self, path, extra=extra)
-
-    @classmethod
-    def load(cls, path: str | Path, **options: Any) -> Self:
-        """Read what `save` wrote.
-
-        Args:
-            path: the file.
-            options: `device`, and parts of your own (`layers`, `likelihood`, `depth`, …) where the
-                model was fitted with ones that a file cannot carry.
-        """
-        from unbounded.estimators import files
-
-        found = files.load(path, **options)
-        if not isinstance(found, cls):
-            raise ValueError(f"{path} holds a {type(found).__name__}, not a {cls.__name__}")
-        return found
-
     # Training
 
     def _default_likelihood(self, size: int) -> Likelihood:
-        raise NotImplementedError
-
-    def _describe_targets(self) -> dict[str, Any]:
-        """What `save` must know of the targets, as plain data."""
-        raise NotImplementedError
-
-    def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
-        """The inverse of `_describe_targets`, once the models are there; a FileError if it fails.
-
-        Args:
-            described: plain data of a file.
-            where: what errors call it.
-        """
         raise NotImplementedError
 
     def _check_arguments(self) -> None:
@@ -241,7 +202,8 @@ class UDNEstimator(Predictor, NestedParameters):
     def _train(self, x: Any, y: Array, weights: Array, size: int, eval_set: Any = None) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        y are classes `(rows,)` or numbers `(rows, target)`, `size` how many of them there are. An
+        y are classes `(rows,)`, labels `(rows, label)` of 0 and 1 as integers, or numbers
+        `(rows, target)`, `size` how many of them there are. An
         `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
@@ -296,6 +258,10 @@ class UDNEstimator(Predictor, NestedParameters):
                     calibrate(run.models, run.scalings, parts[1])
                 self._keep(run._replace(training=first), len(y))
                 self._judge(parts[1] if self.refit_history_ is None else None, run.scalings)
+        if self.stopped_ == "interrupted":
+            warn(
+                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
+            )
 
     def _run(
         self,
@@ -322,9 +288,8 @@ class UDNEstimator(Predictor, NestedParameters):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
         recipe, epochs = preset(self.preset), clock.epochs
-        is_classes = train.y.ndim == 1
-        rates = recipe.classes if is_classes else recipe.numbers
-        by_kind = "log_score" if is_classes else "score"
+        rates = recipe.classes if is_classes(train.y) else recipe.numbers
+        by_kind = "log_score" if is_classes(train.y) else "score"
         validation = patience = None
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])

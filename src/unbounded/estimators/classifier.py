@@ -14,9 +14,17 @@ from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
-from unbounded.estimators.targets import check_repeated, check_targets, target_name
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from unbounded.schema import FileError
+from unbounded.estimators.targets import (
+    check_indicator,
+    check_repeated,
+    check_targets,
+    is_indicator,
+    target_name,
+    unmasked,
+)
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
+from unbounded.likelihoods.categorical import ClassLikelihood
+from unbounded.schema import FileError, whole
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -36,29 +44,28 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     """
 
     class_weight: dict[Any, float] | str | None = None
-    _needed: ClassVar = ("log_probs_by_depth", "classes", "Categorical or Bernoulli")
+    _needed: ClassVar = ("log_probs_by_depth", "classes", "Categorical, Bernoulli or MultiLabel")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
-        """Learn from rows `(rows, feature)` and their classes `(rows,)`, of any type.
+        """Learn from rows `(rows, feature)` and their classes `(rows,)`, of any type, or labels.
 
         Args:
             X: an array or frame.
-            y: the classes.
+            y: the classes; or, where a row may have several labels, `(rows, label)` of 0 and 1.
             sample_weight: how often each row counts, `(rows,)`.
             eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
                 a share of these; they are never learnt from.
         """
         go_on = self._goes_on()
         x, labels = self._check(X, y, reset=not go_on)
-        if go_on:
-            codes = self._coded(labels)
-        else:
-            self.classes_, codes = np.unique(labels, return_inverse=True)
+        if not go_on:
+            self._begin(labels)
+        codes = self._coded(labels)
         weights = self._weights(sample_weight, labels)
         present = np.unique(codes[weights > 0])
-        if len(present) < 2:
+        if not self._num_labels and len(present) < 2:
             raise ValueError(
-                f"the labels hold one class ({self.classes_[present[0]]!r}), "
+                f"the labels hold one class ({self.classes_.tolist()[present[0]]!r}), "
                 "at least two classes are needed"
             )
         self._train(x, codes, weights, len(self.classes_), eval_set)
@@ -67,19 +74,19 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One pass over further rows, from where the model stands.
 
-        The first call says which `classes` there will be and sets the scaling of the inputs; after
-        `fit` neither is needed. The data set of the ELBO is all rows seen so far. Nothing is held
-        out, so there is no best epoch to go back to.
+        The first call says which `classes` there will be (not of labels, which are all there) and
+        sets the scaling of the inputs; after `fit` neither is needed. The data set of the ELBO is
+        all rows seen so far. Nothing is held out, so there is no best epoch to go back to.
         """
         first = not self.__sklearn_is_fitted__()
-        if first and classes is None:
+        if first and classes is None and not is_indicator(y):
             raise ValueError("classes must be given to the first call of partial_fit")
         x, labels = self._check(X, y, reset=first, min_rows=1)
         if first:
-            self.classes_ = np.unique(classes)
-            if len(self.classes_) < 2:
+            self._begin(labels if labels.ndim == 2 else np.unique(classes))
+            if not self._num_labels and len(self.classes_) < 2:
                 raise ValueError(f"there is one class ({self.classes_[0]!r}), two are needed")
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+        if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes are {self.classes_} since the first call, got {classes}")
         codes = self._coded(labels)
         if isinstance(self.class_weight, str):
@@ -89,21 +96,35 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of each row: `(rows,)`."""
-        codes = [p.classes.cpu().numpy() for p in self._predictions(X)]
-        return self.classes_[np.concatenate(codes)]
+        """The most probable class of each row: `(rows,)`; or its labels: `(rows, label)`."""
+        codes = np.concatenate([p.classes.cpu().numpy() for p in self._predictions(X)])
+        return codes if self._num_labels else self.classes_[codes]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """p(y = c | x) = Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x)), classes as in `classes_`: `(rows, class)`."""
+        """p(y = c | x) = Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x)), classes as in `classes_`: `(rows, class)`.
+
+        Where there are labels, the probability of each: `(rows, label)`.
+        """
         return np.concatenate([p.probs.cpu().numpy() for p in self._predictions(X)])
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """The logarithms of `predict_proba`, finite where those round to 0: `(rows, class)`."""
-        pieces = [p.log_probs.log_softmax(1).cpu().numpy() for p in self._predictions(X)]
-        return np.concatenate(pieces)
+        found = (p.log_probs for p in self._predictions(X))
+        logs = (p.clamp(max=0) if self._num_labels else p.log_softmax(1) for p in found)
+        return np.concatenate([p.cpu().numpy() for p in logs])
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """The log-odds of the second of two classes, `(rows,)`, or of each label: `(rows, label)`.
+
+        Of more classes the logarithms of their probabilities, `(rows, class)`.
+        """
+        if self.__sklearn_is_fitted__() and self._num_labels:
+            return np.concatenate([p.log_odds.cpu().numpy() for p in self._predictions(X)])
+        logs = self.predict_log_proba(X)
+        return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
 
     def predict_by_depth(self, X: Any) -> NDArray[np.float64]:
-        """The class probabilities of each depth alone: `(depth, rows, class)`.
+        """The probabilities of classes, or labels, of each depth alone: `(depth, rows, class)`.
 
         The first axis goes over `depths_`; weighted by their probabilities the slices add up to
         `predict_proba`.
@@ -115,15 +136,31 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         return np.concatenate(pieces, 1)
 
     def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
+        if hasattr(y, "toarray"):  # labels as a sparse matrix
+            y = y.toarray()
         check_targets(y)
-        x, labels = validate(self, X, y, reset, min_rows)
+        if is_indicator(y):
+            x, labels = validate(self, X, y, reset, min_rows, multi_output=True)
+            return x, check_indicator(labels, y)
+        x, labels = validate(self, X, unmasked(y), reset, min_rows)
         is_first = reset and min_rows > 1  # the first rows of several calls may have any classes
         if is_first and labels.dtype.kind != "f":  # fractions are scikit-learn's to tell
             check_repeated(labels, target_name(y))
         check_classification_targets(labels)
         return x, labels
 
+    def _begin(self, labels: Array) -> None:
+        """Take from the first targets which classes, or how many labels, there are."""
+        self._num_labels: int | None = labels.shape[1] if labels.ndim == 2 else None
+        self.classes_ = np.unique(labels) if labels.ndim == 1 else np.arange(labels.shape[1])
+
     def _coded(self, y: Array) -> Array:
+        if (y.shape[1] if y.ndim == 2 else None) != self._num_labels:
+            before = f"{self._num_labels} labels" if self._num_labels else "classes"
+            now = f"{y.shape[1]} labels" if y.ndim == 2 else "classes"
+            raise ValueError(f"y holds {now}, {before} since the first call")
+        if self._num_labels:
+            return y
         unknown = np.setdiff1d(y, self.classes_)
         if unknown.size:
             raise ValueError(f"classes {unknown} are not among those of the first call")
@@ -133,11 +170,15 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         weights = check_weights(sample_weight, len(labels))
         if self.class_weight is None:
             return weights
+        if labels.ndim == 2:
+            raise ValueError("class_weight is for classes; where there are labels, give weights")
         balance = compute_sample_weight(self.class_weight, labels)
         return check_weights(weights * balance, len(labels))
 
     def _describe_targets(self) -> dict[str, Any]:
-        """The class labels, and their type."""
+        """The classes and their type, or how many labels there are."""
+        if self._num_labels:
+            return {"num_labels": self._num_labels}
         values, dtype = self.classes_.tolist(), self.classes_.dtype
         if not all(isinstance(value, bool | int | float | str | None) for value in values):
             raise ValueError(
@@ -150,10 +191,25 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         likelihood = self.model_.likelihood
         if isinstance(likelihood, Gaussian):
             raise FileError("a Gaussian predicts numbers, a classifier classes")
+        count = described.get("num_labels")  # files of earlier versions have none
+        is_labels = isinstance(likelihood, MultiLabel)
+        if is_labels if count is None else isinstance(likelihood, ClassLikelihood):
+            raise FileError(f"a {type(likelihood).__name__} does not predict these targets")
+        self._num_labels = None
+        if count is not None:
+            exactly = (likelihood.num_labels,) * 2 if isinstance(likelihood, MultiLabel) else (1,)
+            self._num_labels = whole(*exactly)(count, f"{where}.num_labels")
+            self.classes_ = np.arange(self._num_labels)
+            return
         outputs = 2 if isinstance(likelihood, Bernoulli) else None
         if isinstance(likelihood, Categorical):
             outputs = likelihood.num_classes
         self.classes_ = read_classes(described.get("classes"), outputs, f"{where}.classes")
 
     def _default_likelihood(self, size: int) -> Likelihood:
-        return Categorical(size)
+        return MultiLabel(size) if self._num_labels else Categorical(size)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

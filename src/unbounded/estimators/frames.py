@@ -20,7 +20,7 @@ from unbounded.estimators.rows import Scaling, WeightedRows
 from unbounded.tables.columns import Column, profile
 from unbounded.tables.encoding import Encoding, Matrix, Store, standardized_response
 from unbounded.tables.reading import Table, TableError, pandas
-from unbounded.tables.text import closest, is_number
+from unbounded.tables.text import closest, is_number, shorten
 from unbounded.tables.values import native_kind
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _PRECISIONS = [np.float64, np.float32]
 _REMEDY = "name the column in categorical_features"
+_UNREADABLE = ("complex64", "complex128", "List", "Array", "Struct", "Object", "Binary")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -51,7 +52,10 @@ def validate(
     encoded = estimator.encoding_ is not None
     chosen = categorical_columns(X, estimator.categorical_features) if reset else []
     if (is_plain(X) and not chosen) if reset else not encoded:
-        x, y = validate_data(estimator, X, y, reset=reset, ensure_all_finite=False, **options)
+        try:
+            x, y = validate_data(estimator, X, y, reset=reset, ensure_all_finite=False, **options)
+        except OverflowError:
+            raise ValueError(_too_large(X)) from None
         if not check_finite(x, X):
             return x, y
         if not reset:
@@ -71,12 +75,18 @@ def validate_new(estimator: "Predictor", X: Any) -> NDArray[Any]:
 
     A number that is missing here, though none was in training, counts as its column's mean.
     """
+    numbers = _as_expected(estimator, X)
+    if numbers is not None and not check_finite(numbers, X):
+        return numbers
     check_columns(X)
     if estimator.encoding_ is not None:
         X = validate_data(estimator, X, reset=False, skip_check_array=True)
         return encode(estimator, X)
     options = {"dtype": _PRECISIONS, "ensure_all_finite": False}
-    x: NDArray[Any] = validate_data(estimator, X, reset=False, **options)
+    try:
+        x: NDArray[Any] = validate_data(estimator, X, reset=False, **options)
+    except OverflowError:
+        raise ValueError(_too_large(X)) from None
     if check_finite(x, X):
         if not estimator.standardize:
             place = int(np.isnan(x).any(0).argmax())
@@ -85,6 +95,23 @@ def validate_new(estimator: "Predictor", X: Any) -> NDArray[Any]:
             )
         x = np.where(np.isnan(x), estimator.input_scaling_.center.astype(x.dtype), x)
     return x
+
+
+def _as_expected(estimator: "Predictor", X: Any) -> NDArray[Any] | None:
+    """X as numbers if all of it is plainly as the fitted estimator expects, else None.
+
+    Says no more than the full checks do, in a tenth of their time: a row is predicted in less
+    than they take.
+    """
+    if estimator.encoding_ is not None:
+        return None
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is not None and is_frame(X) and list(X.columns) == names.tolist():
+        X = X.to_numpy()
+    elif names is not None or type(X) is not np.ndarray:
+        return None
+    expected = X.dtype in _PRECISIONS and X.ndim == 2 and X.shape[1] == estimator.n_features_in_
+    return X if expected and len(X) else None
 
 
 def check_finite(x: NDArray[Any], X: Any) -> bool:
@@ -103,6 +130,15 @@ def check_finite(x: NDArray[Any], X: Any) -> bool:
     return bool(np.isnan(x).any())
 
 
+def _too_large(X: Any) -> str:
+    """Which column holds an integer that no float can be."""
+    rows = np.asarray(X, object)
+    largest = float(np.finfo(np.float64).max)
+    whole = [[isinstance(v, int) and abs(v) > largest for v in row] for row in rows.tolist()]
+    row, place = np.argwhere(whole)[0]
+    return f"column {names_of(X)[place]!r} holds a number in row {row + 1} that is too large"
+
+
 def is_frame(X: Any) -> bool:
     """Whether X is a pandas or polars frame: columns with names and types of their own."""
     return hasattr(X, "columns") and hasattr(X, "dtypes") and getattr(X, "ndim", 2) == 2
@@ -116,11 +152,22 @@ def names_of(X: Any) -> list[str]:
 
 
 def check_columns(X: Any) -> None:
-    """A ValueError if a frame has two columns of one name."""
-    counts = Counter(names_of(X)) if is_frame(X) else {}
-    twice = [name for name, count in counts.items() if count > 1]
+    """A ValueError if a frame has no column, two of one name, or one of what nothing reads."""
+    if not is_frame(X):
+        return
+    names = names_of(X)
+    if not names:
+        raise ValueError("X has no columns, at least one is needed")
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"X has several columns of the name {twice[0]!r}: rename them")
+    for name, kind in zip(names, X.dtypes, strict=True):
+        # "object" is a type of its own in polars; in pandas it may hold anything.
+        if str(kind).partition("(")[0] in _UNREADABLE:
+            raise ValueError(
+                f"column {name!r} holds values of the type {shorten(str(kind))}: numbers, texts, "
+                "truth values or dates were expected"
+            )
 
 
 def categorical_columns(X: Any, given: Any) -> list[str]:
@@ -203,7 +250,9 @@ def _is_plain_column(X: Any, place: int, kind: Any) -> bool:
     if _is_category(kind):
         return bool(types.is_numeric_dtype(kind.categories.dtype))
     if types.is_object_dtype(kind):
-        return all(map(_is_number, X.iloc[:, place].dropna()))
+        values = X.iloc[:, place].tolist()
+        # Of gaps, scikit-learn knows None and NaN.
+        return all(value is None or _is_number(value) for value in values)
     return bool(types.is_numeric_dtype(kind) or types.is_bool_dtype(kind))
 
 
@@ -234,6 +283,10 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
         series = X.iloc[:, place]
         if pd.api.types.is_object_dtype(series.dtype):
             series = _of_one_type(series, name, name in categorical)
+        elif isinstance(series.dtype, pd.PeriodDtype):
+            series = series.dt.to_timestamp()
+        elif isinstance(getattr(series.dtype, "categories", series).dtype, pd.IntervalDtype):
+            series = series.astype(object).map(str, na_action="ignore")
         columns[name] = series
     return pd.DataFrame(columns)
 
@@ -248,7 +301,7 @@ def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
         return series.map(str, na_action="ignore")
     there = list(series.dropna())
     if all(map(_is_number, there)):
-        return series.astype(np.float64)
+        return series.where(series.notna(), np.nan).astype(np.float64)
     kinds = list(dict.fromkeys(type(value).__name__ for value in there))
     if len(kinds) == 1:
         raise ValueError(

@@ -4,14 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
+from unbounded.estimators.prepared import Prepared
 from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
-from unbounded.frozen import Frozen
 from unbounded.likelihoods import Prediction
 from unbounded.model import UDN
 from unbounded.predictive import combine
@@ -26,6 +25,7 @@ class Predictor:
     input_scaling_: Scaling
     encoding_: Encoding | None = None
     standardize: bool
+    n_features_in_: int
     _needed: ClassVar[tuple[str, str, str]]  # of a prediction: attribute, what it is, from what
 
     @property
@@ -65,22 +65,16 @@ class Predictor:
         """
         check_is_fitted(self)
         x = validate_new(self, X)
-        frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
+        prepared = [Prepared.of(model) for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
         for start in range(0, len(x), PREDICTION_ROWS):
             piece = scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device)
-            with torch.inference_mode():  # closed before the yield: it must not leak to the caller
-                outputs = [one(piece)[0] for one in frozen]
-            # q is in single precision: normalised anew, its sum is one in double.
-            yield [
-                self._checked(one.likelihood.predict(output, one.depth_probs.log().log_softmax(0)))
-                for one, output in zip(frozen, outputs, strict=True)
-            ]
+            yield [self._checked(one.predict(piece)) for one in prepared]
 
     def _checked(self, prediction: Prediction) -> Prediction:
         attribute, what, such = self._needed
-        if hasattr(prediction, attribute):
+        if hasattr(type(prediction), attribute):  # of the type: a property would be computed
             return prediction
         raise TypeError(
             f"{type(prediction.likelihood).__name__} predicts no {what}: {type(self).__name__} "

@@ -28,7 +28,7 @@ class WeightedRows(NamedTuple):
     """Rows of a table and how often each counts."""
 
     x: Any  # numbers `(rows, feature)`, or a table that has yet to be encoded
-    y: Array  # (rows,) classes 0 … C−1, or (rows, target) numbers
+    y: Array  # (rows,) classes 0 … C−1, (rows, label) 0 or 1, or (rows, target) numbers
     weights: Array  # (rows,): how often each counts, positive
 
     def take(self, index: Array) -> "WeightedRows":
@@ -36,11 +36,19 @@ class WeightedRows(NamedTuple):
         return WeightedRows(self.x[index], self.y[index], self.weights[index])
 
 
+def is_classes(y: Array) -> bool:
+    """Whether targets are classes or labels, rather than numbers."""
+    return bool(y.dtype.kind != "f")
+
+
 def check_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
     """Weights of that many rows, `(rows,)`, checked; 1 for each if none are given."""
     if hasattr(sample_weight, "to_numpy"):
         sample_weight = sample_weight.to_numpy()
-    weights = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
+    try:
+        weights = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"sample_weight must be a number for each row: {error}") from None
     if weights.ndim == 0:
         weights = np.full(rows, float(weights))
     if weights.shape != (rows,):

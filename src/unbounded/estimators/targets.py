@@ -21,8 +21,10 @@ def target_name(y: Any) -> str:
 
 
 def check_targets(y: Any) -> None:
-    """A ValueError if targets are dates or lengths of time, or if one among labels is missing."""
+    """A ValueError if targets are dates or lengths of time, of several types, or missing."""
     values = _flat(y)
+    if values.dtype.kind == "c":
+        raise ValueError(f"{target_name(y)} holds complex numbers: Complex data not supported")
     dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
     first: Any = next((v for v in values.tolist() if isinstance(v, dates)), None)
     if first is None and values.dtype.kind in "mM":
@@ -32,11 +34,50 @@ def check_targets(y: Any) -> None:
             f"{target_name(y)} holds dates or times, the first {shorten(first)!r}: give numbers, "
             "such as days since a day of your choice, or classes"
         )
+    gaps: Any = np.flatnonzero(np.isnan(values)) if values.dtype.kind == "f" else []
     if values.dtype.kind == "O":
         gaps = [place for place, value in enumerate(values.tolist()) if _is_gap(value)]
-        if gaps:
-            row = f"{target_name(y)} has no value in row {gaps[0] + 1}"
-            raise ValueError(f"{row} (NaN): leave out the rows without one")
+    if len(gaps):
+        columns = values.size // max(len(_values(y)), 1)
+        row = f"{target_name(y)} has no value in row {gaps[0] // columns + 1}"
+        raise ValueError(f"{row} (NaN): leave out the rows without one")
+    if values.dtype.kind == "O":
+        kinds = dict.fromkeys(type(value).__name__ for value in values.tolist())
+        if "str" in kinds and len(kinds) > 1:
+            found = ", ".join(list(kinds)[:4])
+            raise ValueError(
+                f"{target_name(y)} holds values of several types ({found}): make them one type"
+            )
+
+
+def is_indicator(y: Any) -> bool:
+    """Whether targets have several columns: one for each label that a row may have."""
+    found = _values(y)
+    return found.ndim == 2 and found.shape[1] > 1
+
+
+def check_indicator(labels: NDArray[Any], y: Any) -> NDArray[np.int64]:
+    """Labels `(rows, label)` as 0 and 1, or a ValueError if they are something else.
+
+    Args:
+        labels: as an array of one type.
+        y: as they were given.
+    """
+    odd = ~np.isin(labels, (0, 1))
+    if odd.any():
+        row, column = np.argwhere(odd)[0]
+        names = list(getattr(y, "columns", range(labels.shape[1])))
+        raise ValueError(
+            f"y has {labels.shape[1]} columns, so that each is a label that is 0 or 1: column "
+            f"{names[column]!r} holds {shorten(labels[row, column])!r} in row {row + 1}"
+        )
+    return labels.astype(np.int64)
+
+
+def unmasked(y: Any) -> Any:
+    """A series of pandas' nullable types, without gaps, as one of NumPy's: classes keep theirs."""
+    plain = getattr(getattr(y, "dtype", None), "numpy_dtype", None)
+    return y if plain is None or not hasattr(y, "to_numpy") else y.to_numpy(dtype=plain)
 
 
 def check_numbers(y: Any) -> None:
@@ -78,9 +119,14 @@ def _is_gap(value: Any) -> bool:
 
 def _flat(y: Any) -> NDArray[Any]:
     """The values, one after the other."""
+    return _values(y).reshape(-1)
+
+
+def _values(y: Any) -> NDArray[Any]:
+    """The values as an array; an empty one where that is not possible."""
     if y is None:
         return np.zeros(0)
     try:
-        return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).reshape(-1)
+        return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     except (TypeError, ValueError, RuntimeError):  # of other places or shapes: told elsewhere
         return np.zeros(0)

@@ -17,7 +17,7 @@ from unbounded.depth import (
 from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense, TableDense
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, MultiLabel
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
 from unbounded.schema import (
     Check,
@@ -127,6 +127,7 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
     "likelihood": {
         Categorical: {"num_classes": whole(2)},
         Bernoulli: {},
+        MultiLabel: {"num_labels": _SIZE},
         Gaussian: {"noise": _NOISE},
     },
     "depth": {

@@ -164,7 +164,8 @@ class GaussianPrediction(Prediction):
     @property
     def mean(self) -> Tensor:
         """Σ_ℓ q(ℓ) μ_ℓ(x): `(batch, target)`."""
-        return self._average(self.components()[0])
+        assert isinstance(self.likelihood, Gaussian)
+        return self._average(self.likelihood.noise.split(self.outputs)[0])
 
     @property
     def noise_variance(self) -> Tensor:
