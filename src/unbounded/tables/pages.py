@@ -361,7 +361,8 @@ def _rate(hits: int, rows: int) -> page.Cell:
     if not rows:
         return page.Cell("–")
     low, high = metrics.wilson(hits, rows)
-    return page.Cell(_percent(hits / rows), f"{_percent(low, 0)} to {_percent(high, 0)}")
+    ends = " to ".join(_percent(float(end), 0) for end in (low, high))
+    return page.Cell(_percent(hits / rows), ends)
 
 
 def _percent(share: float, decimals: int = 1) -> str:
