@@ -18,7 +18,13 @@ from unbounded.report import page, svg
 from unbounded.report.axes import number, rough
 from unbounded.tables import Table, TableModel, column_sections, prepare
 from unbounded.tables.encoders import Scale
-from unbounded.tables.findings import depth_moved, training_went, uncertainty_split, verdict
+from unbounded.tables.findings import (
+    depth_moved,
+    intervals_hold,
+    training_went,
+    uncertainty_split,
+    verdict,
+)
 from unbounded.tables.pages import model_page
 from unbounded.tables.predictions import ByDepth
 from unbounded.tables.scores import ScoreCollector
@@ -170,7 +176,9 @@ def test_fit_and_its_page_say_the_same(tmp_path, capsys):
     assert main(["fit", str(path), "--target", "price", "--out", str(out), *arguments]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert list(found["findings"]) == ["verdict", "training", "depth", "uncertainty"]
+    assert list(found["findings"]) == [
+        *("verdict", "training", "depth", "intervals", "uncertainty")
+    ]
     shown = html.unescape((tmp_path / "m.html").read_text())
     for text in found["findings"].values():
         assert text in printed.err
@@ -249,6 +257,18 @@ def test_the_split_of_the_uncertainty_adds_up():
     total = -(mixed * np.log(mixed)).sum(-1).mean()
     assert found["uncertainty"]["depth_share"] == pytest.approx(1 - (q @ entropy).mean() / total)
     assert "mutual information of class and depth" in uncertainty_split(found)
+
+
+def test_intervals_are_judged_by_what_the_rows_can_tell():
+    def told(share, rows):
+        scores = {"coverage_90": share}
+        return intervals_hold({"task": "regression", "scores": scores, "rows": rows})
+
+    assert "the 90 % intervals held 72.9 % of the targets: they are too narrow" in told(0.7286, 70)
+    assert "predict --conformal" in told(0.7286, 70)
+    assert "as far as these rows can tell" in told(0.8, 10)
+    assert "wider than they need to be" in told(0.99, 1000)
+    assert intervals_hold({"task": "classification"}) == ""
 
 
 def test_evaluate_tells_the_split(houses, classes, tmp_path, capsys):

@@ -249,5 +249,5 @@ def _scores(model: "TableModel") -> str:
     classes = model.target.is_classes
     table = common.score_table(held_out["scores"], references, classes, heading)
     told = findings(model)
-    lines = [told[name] for name in ("verdict", "uncertainty") if name in told]
+    lines = [told[name] for name in ("verdict", "intervals", "uncertainty") if name in told]
     return "\n".join([table, *lines]) + "\n"

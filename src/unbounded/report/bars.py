@@ -75,8 +75,8 @@ def bar_chart(
         return _lying(bars, axis, words)
     # Room for the numbers at the highest bar and below those that hang.
     room = 0.09 * (high - low)
-    ends = {"high": max(axis.high, high + room), "low": min(axis.low, low - room * (low < 0))}
-    return _upright(bars, axis._replace(**ends), words)
+    bottom = min(axis.low, low - room) if low < 0 else axis.low
+    return _upright(bars, axis._replace(low=bottom, high=max(axis.high, high + room)), words)
 
 
 def _bounds(low: float, high: float) -> tuple[float, float] | None:

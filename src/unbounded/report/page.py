@@ -239,7 +239,7 @@ th small, td small {{ display: block; color: var(--muted); font-size: .76rem; li
   th.number, td.number {{ padding-left: .5rem; }}
 }}
 td strong {{ font-weight: 680; }}
-td.tinted {{ padding-right: .7rem; border: 2px solid var(--card); border-radius: .4rem; }}
+td.number.tinted {{ padding-right: .6rem; border: 2px solid var(--card); border-radius: .4rem; }}
 th.number, td.number {{ text-align: right; padding-right: 0; padding-left: .9rem; }}
 footer {{ margin-top: 2rem; font-size: .8rem; color: var(--muted); }}
 """

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unbounded.metrics import wilson
 from unbounded.report.axes import number, rough
 from unbounded.tables.scores import MAIN_SCORES, REFERENCES
 from unbounded.tables.text import count_of
@@ -132,6 +133,20 @@ def uncertainty_split(found: dict[str, Any]) -> str:
     return f"{text}depths (variance within depths and between; mean sd {noise} and {depth})"
 
 
+def intervals_hold(found: dict[str, Any]) -> str:
+    """Whether intervals hold what they promise, as far as the rows can tell; only for numbers."""
+    if found["task"] == "classification":
+        return ""
+    share, rows = found["scores"]["coverage_90"], found["rows"]
+    low, high = (float(end) for end in wilson(round(share * rows), rows))
+    text = f"the 90 % intervals held {100 * share:.1f} % of the targets"
+    if high < 0.9:
+        return f"{text}: they are too narrow; predict --conformal gives some that hold"
+    if low > 0.9:
+        return f"{text}: they are wider than they need to be"
+    return f"{text}: what they promise, as far as these rows can tell"
+
+
 def findings(model: "TableModel", found: dict[str, Any] | None = None) -> dict[str, str]:
     """All sentences about a model, by what they are about; those that do not apply are left out.
 
@@ -145,6 +160,6 @@ def findings(model: "TableModel", found: dict[str, Any] | None = None) -> dict[s
     if found:
         scores = found["scores"]
         told["verdict"] = verdict(scores, references, model.target.is_classes, found["rows"])
-        told["uncertainty"] = uncertainty_split(found)
-    order = ("verdict", "training", "depth", "uncertainty")
+        told |= {"intervals": intervals_hold(found), "uncertainty": uncertainty_split(found)}
+    order = ("verdict", "training", "depth", "intervals", "uncertainty")
     return {name: told[name] for name in order if told.get(name)}

@@ -98,9 +98,8 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
         scores, rows = found["scores"], found["rows"]
         if model.target.is_classes:
             low, high = metrics.wilson(round(scores["accuracy"] * rows), rows)
-            facts.append(
-                (f"Accuracy ({_percent(low)} to {_percent(high)})", _percent(scores["accuracy"]))
-            )
+            spread = f" (± {50 * float(high - low):.1f})"
+            facts.append((f"Accuracy{spread}", _percent(scores["accuracy"])))
             facts.append(("Log score, nats", number(scores["log_score"], 3)))
         else:
             error = found.get("score_error", math.nan)
