@@ -265,7 +265,7 @@ def test_intervals_are_judged_by_what_the_rows_can_tell():
         return intervals_hold({"task": "regression", "scores": scores, "rows": rows})
 
     assert "the 90 % intervals held 72.9 % of the targets: they are too narrow" in told(0.7286, 70)
-    assert "predict --conformal" in told(0.7286, 70)
+    assert "predict with a larger --interval" in told(0.7286, 70)
     assert "as far as these rows can tell" in told(0.8, 10)
     assert "wider than they need to be" in told(0.99, 1000)
     assert intervals_hold({"task": "classification"}) == ""

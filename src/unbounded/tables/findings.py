@@ -141,7 +141,7 @@ def intervals_hold(found: dict[str, Any]) -> str:
     low, high = (float(end) for end in wilson(round(share * rows), rows))
     text = f"the 90 % intervals held {100 * share:.1f} % of the targets"
     if high < 0.9:
-        return f"{text}: they are too narrow; predict --conformal gives some that hold"
+        return f"{text}: they are too narrow; predict with a larger --interval"
     if low > 0.9:
         return f"{text}: they are wider than they need to be"
     return f"{text}: what they promise, as far as these rows can tell"
