@@ -207,6 +207,10 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     text = training_went(stub(classes, 1, falls))
     assert "epoch 1 of 30" in text
     assert "learnt its rows by heart; next, try --lr 0.0005, --width 32 or --members 5" in text
+    back = [-0.5, *(-0.6 + 0.002 * i for i in range(29))]
+    assert "better again until the end; next, try --epochs 90" in training_went(
+        stub(classes, 1, back)
+    )
     text = training_went(stub(classes, 30, rises))
     assert "still improved at the end; next, try --epochs 60 or --quality best" in text
     sinks = [1.0 * 0.97**i for i in range(30)]

@@ -90,20 +90,31 @@ def training_went(model: "TableModel") -> str:
         rate = history[0].get("lr", math.nan)
         rate = max([row.get("lr", math.nan) for row in history.rows], default=rate)
         lower = f"--lr {rate / 10:.1g}" if math.isfinite(rate) and rate > 0 else "a lower --lr"
+        if _gain(model, curve[2 * epochs // 3], curve[-1]) > _GAINS:
+            return (
+                f"{text}: later ones were worse, but became better again until the end; next, try "
+                f"--epochs {3 * epochs} or {lower}"
+            )
         return (
             f"{text}: from then on it learnt its rows by heart; next, try {lower}, "
             "--width 32 or --members 5, or find more rows"
         )
     if best >= _LATE * epochs and epochs >= 5:
         before = curve[max(0, math.floor(_LATE * epochs) - 1)]
-        gain = curve[best - 1] - before if model.target.is_classes else 1 - curve[best - 1] / before
-        if gain > _GAINS:
+        if _gain(model, before, curve[best - 1]) > _GAINS:
             return (
                 f"{text}: it still improved at the end; next, try --epochs {2 * epochs} "
                 "or --quality best"
             )
         return f"{text}: by then it hardly improved, so longer training would gain little"
     return f"{text}: later ones were no better, so longer training would not help"
+
+
+def _gain(model: "TableModel", before: float, after: float) -> float:
+    """By how much a validation score became better: in nats, or as a share of the RMSE."""
+    if model.target.is_classes:
+        return after - before
+    return 1 - after / before if before > 0 else 0.0
 
 
 def _validation(model: "TableModel") -> Any:
