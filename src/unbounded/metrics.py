@@ -180,6 +180,22 @@ def confusion_matrix(
     return np.bincount(y * classes + predictions, minlength=classes**2).reshape(classes, classes)
 
 
+def wilson(hits: Any, rows: Any, z: float = 1.96) -> tuple[Floats, Floats]:
+    """Lower and upper ends of Wilson's interval of a share, `hits` of `rows`, each `(n,)`.
+
+    It holds the share in 95 of 100 cases for z = 1.96, also where rows are few; all of 0 … 1
+    where there are none.
+    """
+    k, n = _floats(hits), _floats(rows)
+    if (n < 0).any() or (k < 0).any() or (k > n).any():
+        raise ValueError("hits must be between 0 and rows")
+    n = np.maximum(n, 1e-12)
+    p, weight = k / n, z**2 / n
+    centre = (p + weight / 2) / (1 + weight)
+    half = np.sqrt(weight * p * (1 - p) + weight**2 / 4) / (1 + weight)
+    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
+
+
 # Numbers
 
 

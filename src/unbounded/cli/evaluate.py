@@ -13,9 +13,12 @@ DESCRIPTION = """\
 Score a model on the rows of a table whose target is known.
 
 For classes: accuracy, log score (mean log probability of what came), Brier score, expected
-calibration error (ECE, 15 bins), area under the risk–coverage curve (AURC) and the confusion
-matrix. For a number: RMSE, MAE, R², negative log-likelihood in nats (NLL), continuous ranked
-probability score (CRPS), and how many targets the central 50, 90 and 95 % intervals hold."""
+calibration error (ECE, 15 bins), area under the risk–coverage curve (AURC), area under the ROC
+curve (each class against the rest), F1, precision and recall (these four are means over the
+classes, each with the same weight: macro), and the confusion matrix. For a number: RMSE, MAE, R²,
+negative log-likelihood in nats (NLL), continuous ranked probability score (CRPS), and how many
+targets the central 50, 90 and 95 % intervals hold. A line says how much of the uncertainty is
+noise and how much is disagreement between depths."""
 EPILOG = """\
 examples:
   unbounded evaluate house.udn test.csv
@@ -33,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Score chunk by chunk, print, write the page."""
+    from unbounded.tables.findings import uncertainty_split
+
     console = Console(options)
     model, table = common.open_model(options, outputs.PAGE)
     found = model.summarize(table, progress=console.shows_progress)
@@ -41,6 +46,9 @@ def run(options: argparse.Namespace) -> None:
     console.say(common.score_table(found["scores"], {}, target.is_classes, heading))
     if without:
         console.say(f"({count_of(without, 'row')} without a target left out)")
+    split = uncertainty_split(found)
+    if split:
+        console.say(split)
     if target.is_classes:
         console.say("\n" + _confusion(found["confusion"], target.classes))
     if options.out is not None:
@@ -59,6 +67,10 @@ def run(options: argparse.Namespace) -> None:
             "task": target.task,
             "target": target.name,
             "scores": found["scores"],
+            "uncertainty": {
+                name: found["uncertainty"][name]
+                for name in ("noise_mean", "depth_mean", "depth_share")
+            },
             "calibration": found["calibration"],
             "by_depth": dict(zip(found["depths"], found["by_depth"], strict=True)),
             **(confusion if target.is_classes else {}),

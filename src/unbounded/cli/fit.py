@@ -10,7 +10,7 @@ from unbounded.cli import common, outputs
 from unbounded.cli.common import CommandError, Console
 from unbounded.printing import one_line
 from unbounded.tables import RULE, TASKS
-from unbounded.tables.text import count_of
+from unbounded.tables.text import count_of, plain_number
 
 if TYPE_CHECKING:
     from unbounded.tables import PreparedTable, TableModel
@@ -24,7 +24,8 @@ Learn to predict one column of a table from the others, with a network whose dep
 Numbers, categories, yes/no, dates and missing values are understood; columns that carry nothing
 (all missing, one value, identifiers, free text) are left out and named. A share of the rows is
 held out: the scores on them stand beside those of a linear model and of gradient boosting on the
-same split and encoding. What was learnt and how the columns were encoded go into one file.
+same split and encoding, and a line says which is best and whether that is more than chance. What
+was learnt and how the columns were encoded go into one file.
 
 Ctrl-C and SIGTERM end training early and keep the best epoch. If training diverges, or if the next
 layers would not fit into memory, the best epoch before is kept, and a line says what to change."""
@@ -205,7 +206,8 @@ def _describe(data: "PreparedTable") -> str:
         )
         what = f"{len(target.classes)} classes ({shown})"
     else:
-        what = f"a number, {data.y.min():.6g} … {data.y.max():.6g}"
+        low, high = (plain_number(float(end), 6) for end in (data.y.min(), data.y.max()))
+        what = f"a number, {low} … {high}"
     without = rows - len(data.y)
     left_out = f"; {count_of(without, 'row')} without it left out" if without else ""
     return (
@@ -234,12 +236,18 @@ def _depth(described: dict[str, Any], request: str) -> str:
         f"{count_of(training['epochs'], 'epoch')}{end}, {kept}; {training['seconds']:.1f} s\n\n"
         f"{depth_bars(depth['probs'].tolist())}\n\n"
         f"expected depth {depth['mean']:.2f}, at most {depth['max']}\n"
+        f"{one_line(described['findings']['depth'])}\n{described['findings']['training']}\n"
     )
 
 
 def _scores(model: "TableModel") -> str:
-    """The scores on held-out rows beside those of the references."""
+    """The scores on held-out rows beside those of the references, and what they come to."""
+    from unbounded.tables.findings import findings
+
     held_out, references = model.info["held_out"], model.info.get("references", {})
     heading = f"on {count_of(held_out['rows'], 'held-out row')}"
     classes = model.target.is_classes
-    return common.score_table(held_out["scores"], references, classes, heading) + "\n"
+    table = common.score_table(held_out["scores"], references, classes, heading)
+    told = findings(model)
+    lines = [told[name] for name in ("verdict", "intervals", "uncertainty") if name in told]
+    return "\n".join([table, *lines]) + "\n"

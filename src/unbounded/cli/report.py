@@ -9,9 +9,10 @@ from unbounded.printing import one_line
 NAME = "report"
 HELP = "write a page that explains a model"
 DESCRIPTION = """\
-Write one self-contained page: the posterior over depth and how it moved, the score at each depth,
-calibration, the uncertainty of each row split into noise and depth, and the importance of the
-columns. Without a table the page shows what `unbounded fit` saw on the rows it held out."""
+Write one self-contained page: the findings in short, scores, the posterior over depth, the score
+at each depth, which columns matter and what was learnt from them, calibration, the uncertainty of
+each row split into noise and depth, and how training went. Without a table the page shows what
+`unbounded fit` saw on the rows it held out."""
 EPILOG = """\
 examples:
   unbounded report house.udn --out house.html
@@ -38,5 +39,6 @@ def run(options: argparse.Namespace) -> None:
             "table": options.table,
             "scores": shown.get("scores"),
             "importance": shown.get("importance"),
+            "effects": shown.get("effects"),
         }
     )

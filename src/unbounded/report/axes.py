@@ -15,10 +15,13 @@ class Axis(NamedTuple):
     low: float
     high: float
     log: bool = False
+    texts: tuple[str, ...] = ()  # what is written at the ticks, where these are no plain numbers
 
     @property
     def names(self) -> list[str]:
         """What is written at the ticks."""
+        if self.texts:
+            return list(self.texts)
         return [number(tick) for tick in self.ticks] if self.log else labels(self.ticks)
 
     def scale(self, start: float, stop: float) -> Callable[[float], float]:
@@ -64,7 +67,11 @@ def labels(values: Sequence[float]) -> list[str]:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number for a label or a tooltip: short, with a proper minus sign."""
+    """A number for people, the one way to write it: short, with a proper minus sign.
+
+    `digits` significant ones, but all of those before the point; commas from 1,000 on, letters
+    from a million on, a power of ten only below 0.0001 and from 10¹⁵ on.
+    """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     size = abs(value)
@@ -76,10 +83,17 @@ def number(value: float, digits: int = 3) -> str:
         return f"{sign}{times}10{str(int(power)).translate(_SUPERSCRIPTS)}".replace("-", "−")
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if size >= unit:
-            return f"{value / unit:.{digits}g}{name}".replace("-", "−")
-    if size >= 10 ** (digits - 1):
-        return f"{value:,.0f}".replace("-", "−")
-    return f"{value:.{digits}g}".replace("-", "−")
+            return f"{number(value / unit, digits)}{name}"
+    if size < 1:
+        return f"{value:.{digits}g}".replace("-", "−")
+    decimals = max(0, digits - len(f"{size:.0f}"))
+    text = f"{value:,.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if decimals else text).replace("-", "−")
+
+
+def rough(value: float, digits: int = 2) -> str:
+    """A number of so many significant digits, for "about": 12,345 is 12,000."""
+    return number(float(f"{value:.{digits}g}"), digits)
 
 
 def inner_ticks(low: float, high: float, count: int = 5, *, integers: bool = False) -> list[float]:

@@ -16,7 +16,7 @@ class _Bar(NamedTuple):
     name: str
     value: float
     text: str
-    spread: float
+    bounds: tuple[float, float] | None
     colour: str
     crisp: bool  # no seams between bars that touch
 
@@ -25,6 +25,9 @@ class _Bar(NamedTuple):
     ) -> str:
         """A rectangle with the value in a tooltip."""
         tip = f"{words}: {number(self.value, 4)}".strip()
+        if self.bounds is not None:
+            low, high = self.bounds
+            tip += f" ({number(low, 3)} to {number(high, 3)})"
         style = f' rx="{1.5 if thick > 8 else 0}"{_CRISP if self.crisp else ""}'
         return draw.rect(f"bar {self.colour}", x, y, width, height, tip, style)
 
@@ -34,7 +37,7 @@ def bar_chart(
     labels: Sequence[str],
     *,
     highlight: int | Collection[int] | None = None,
-    errors: Sequence[float] | None = None,
+    bounds: Sequence[tuple[float, float]] | None = None,
     horizontal: bool = False,
     value_format: Callable[[float], str] = number,
     **words: Unpack[draw.Words],
@@ -45,7 +48,7 @@ def bar_chart(
         values: one for each bar; they may be negative. What is not finite is left out.
         labels: their names. Where all of them would not fit, every so many are written.
         highlight: index or indices of bars in the second colour.
-        errors: half the length of a whisker for each bar.
+        bounds: from where to where a whisker goes, for each bar.
         horizontal: bars that lie, for names that are long.
         value_format: writes a value at its bar, if there is room; tooltips have four digits.
         words: title, x_label along the bars' names, y_label along their values.
@@ -55,23 +58,31 @@ def bar_chart(
         raise ValueError(f"there are {len(heights)} values and {len(labels)} labels")
     if not heights:
         raise ValueError("there are no values to draw, at least one is needed")
-    spread = [0.0] * len(heights) if errors is None else [abs(float(e)) for e in errors]
-    if len(spread) != len(heights):
-        raise ValueError(f"there are {len(heights)} values and {len(spread)} errors")
+    whiskers = [None] * len(heights) if bounds is None else [_bounds(*pair) for pair in bounds]
+    if len(whiskers) != len(heights):
+        raise ValueError(f"there are {len(heights)} values and {len(whiskers)} whiskers")
     marked = {highlight} if isinstance(highlight, int) else set(highlight or ())
-    ends = finite([v + s * e for v, e in zip(heights, spread, strict=True) for s in (-1, 1)])
+    ends = finite([*heights, *(end for pair in whiskers if pair for end in pair)])
     low, high = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
     axis = Axis([0.0, 1.0], 0.0, 1.0)
     if low < high:
         axis = trimmed(low, high, 3 if horizontal else 5)
     bars = [
-        _Bar(str(name), v, value_format(v), e, "c2" if i in marked else "c1", len(heights) > _DENSE)
-        for i, (name, v, e) in enumerate(zip(labels, heights, spread, strict=True))
+        _Bar(str(name), v, value_format(v), b, "c2" if i in marked else "c1", len(heights) > _DENSE)
+        for i, (name, v, b) in enumerate(zip(labels, heights, whiskers, strict=True))
     ]
     if horizontal:
         return _lying(bars, axis, words)
-    # Room for the number on the highest bar.
-    return _upright(bars, axis._replace(high=max(axis.high, high + 0.07 * (high - low))), words)
+    # Room for the numbers at the highest bar and below those that hang.
+    room = 0.09 * (high - low)
+    bottom = min(axis.low, low - room) if low < 0 else axis.low
+    return _upright(bars, axis._replace(low=bottom, high=max(axis.high, high + room)), words)
+
+
+def _bounds(low: float, high: float) -> tuple[float, float] | None:
+    """Ends of a whisker, lower first; None where it cannot be drawn or has no length."""
+    ends = sorted((float(low), float(high)))
+    return (ends[0], ends[1]) if all(map(drawable, ends)) and ends[0] < ends[1] else None
 
 
 def _upright(bars: Sequence[_Bar], axis: Axis, words: draw.Words) -> str:
@@ -91,9 +102,9 @@ def _upright(bars: Sequence[_Bar], axis: Axis, words: draw.Words) -> str:
         top, bottom = sorted((chart.y(bar.value), zero))
         tip = f"{words['x_label']} {bar.name}"
         parts.append(bar.rect(centre - width / 2, top, width, bottom - top, tip, width))
-        low, high = chart.y(bar.value - bar.spread), chart.y(bar.value + bar.spread)
-        if bar.spread:
-            parts.append(draw.line("whisker", centre, low, centre, high))
+        low, high = map(chart.y, bar.bounds or (bar.value, bar.value))
+        if bar.bounds:
+            parts += draw.whisker(centre, low, centre, high)
         if write_values:
             above = bar.value >= 0
             y = min(top, high) - 5 if above else max(bottom, low) + 3
@@ -131,9 +142,9 @@ def _lying(bars: Sequence[_Bar], axis: Axis, words: draw.Words) -> str:
         start, stop = sorted((chart.x(bar.value), zero))
         height = _ROW * 0.68
         parts.append(bar.rect(start, middle - height / 2, stop - start, height, bar.name, height))
-        low, high = chart.x(bar.value - bar.spread), chart.x(bar.value + bar.spread)
-        if bar.spread:
-            parts.append(draw.line("whisker", low, middle, high, middle))
+        low, high = map(chart.x, bar.bounds or (bar.value, bar.value))
+        if bar.bounds:
+            parts += draw.whisker(low, middle, high, middle)
         parts.append(draw.text(max(stop, high) + 5, middle, bar.text, drop=draw.MIDDLE))
     parts.append(draw.line("axis", zero, plot.top, zero, plot.bottom))
     return chart.figure(plot.bottom + 42)

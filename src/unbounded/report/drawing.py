@@ -4,7 +4,7 @@ import html
 import re
 from typing import NamedTuple, TypedDict
 
-from unbounded.report.axes import Axis, labels
+from unbounded.report.axes import Axis
 
 WIDTH, HEIGHT = 440.0, 264.0
 COLOURS = 6  # series and classes before the colours repeat
@@ -124,7 +124,7 @@ class Chart:
         self.parts.append(
             text((left + right) / 2, bottom + 7, words["x_label"], "middle", drop=2.3)
         )
-        for tick, name in zip(x.ticks, labels(x.ticks), strict=True) if x else ():
+        for tick, name in zip(x.ticks, x.names, strict=True) if x else ():
             px = self.x(tick)
             ends = ("axis", px, bottom, px, bottom + 4) if y else ("grid", px, top, px, bottom)
             self.parts.append(line(*ends))
@@ -182,6 +182,14 @@ def line(kind: str, x1: float, y1: float, x2: float, y2: float, tip: str = "") -
     """A line of a class of `STYLE`, perhaps with a tooltip."""
     ends = f'x1="{at(x1)}" y1="{at(y1)}" x2="{at(x2)}" y2="{at(y2)}"'
     return f'<line class="{kind}" {ends}>{tooltip(tip)}</line>'
+
+
+def whisker(x1: float, y1: float, x2: float, y2: float, cap: float = 3.0) -> list[str]:
+    """An error bar, upright or lying, with a short stroke at either end."""
+    dx, dy = (0.0, cap) if y1 == y2 else (cap, 0.0)
+    ends = [(x1, y1), (x2, y2)]
+    strokes = [line("whisker", x - dx, y - dy, x + dx, y + dy) for x, y in ends]
+    return [line("whisker", x1, y1, x2, y2), *strokes]
 
 
 def text(

@@ -1,7 +1,8 @@
 """Lines over time, thinned to what can be seen."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Unpack
 
 from unbounded.report import drawing as draw
@@ -32,6 +33,9 @@ def line_chart(
     steps: Collection[str] = (),
     mark_name: str = "",
     height: float = draw.HEIGHT,
+    shares: Sequence[float] = (),
+    times: bool = False,
+    covers: Sequence[float] = (),
     **words: Unpack[draw.Words],
 ) -> str:
     """Lines over a common axis, thinned without losing an extreme.
@@ -44,21 +48,27 @@ def line_chart(
         steps: names of series that jump from value to value, such as m(q).
         mark_name: what the marks are, for the legend.
         height: of the drawing, whose width is 440.
+        shares: how many rows, as a share, are near each x of the first series: faint bars.
+        covers: values that the vertical axis shows besides, to be alike in several charts.
+        times: the horizontal axis is of seconds since 1970, written as dates.
         words: title, x_label and y_label.
     """
     lines = {name: _points(xs, ys, log_y) for name, (xs, ys) in series.items()}
     placed = [(float(m), "") if isinstance(m, int | float) else (float(m[0]), m[1]) for m in marks]
     xs = [x for points in lines.values() for x, _ in points] + [x for x, _ in placed]
-    y_axis = _y_axis(finite(y for points in lines.values() for _, y in points), log_y)
+    ys = [y for points in lines.values() for _, y in points]
+    y_axis = _y_axis(finite([*ys, *covers]), log_y)
     labelled = any(name for _, name in placed)
     plot = draw.plot_area(y_axis, 38.0 if labelled else 28.0, height)
-    chart = draw.Chart(plot, words, _x_axis(xs), y_axis, marks=labelled)
+    x_axis = _time_axis(xs) if times and xs else _x_axis(xs)
+    chart = draw.Chart(plot, words, x_axis, y_axis, marks=labelled)
+    _add_shares(chart, [x for x, _ in next(iter(lines.values()), [])], shares)
     _add_marks(chart, placed, mark_name)
     for index, (name, points) in enumerate(lines.items()):
         colour = draw.colour(index)
         chart.parts.append(draw.path(f"line {colour}", path_of(chart, thin(points), name in steps)))
         chart.parts += [chart.circle(x, y, 3, colour) for x, y in _lone_points(points)]
-    _add_bands(chart, lines)
+    _add_bands(chart, lines, date if times else lambda x: number(x, 6))
     keys = [draw.Key(name, draw.colour(index)) for index, name in enumerate(lines)]
     if placed and mark_name:
         keys.append(draw.Key(mark_name, "c-muted", "dash"))
@@ -116,6 +126,35 @@ def _x_axis(xs: Sequence[float]) -> Axis:
     return Axis(inner_ticks(low, high, integers=all(x == round(x) for x in xs)), low, high)
 
 
+def _time_axis(xs: Sequence[float]) -> Axis:
+    """Four dates at equal distances, written as finely as their distance asks for."""
+    low, high = widened(min(xs), max(xs))
+    places = [low + (high - low) * part for part in (0.08, 0.36, 0.64, 0.92)]
+    return Axis(places, low, high, texts=tuple(date(place, high - low) for place in places))
+
+
+def date(seconds: float, span: float = 0.0) -> str:
+    """Seconds since 1970 as a date, by year and month where `span` (in seconds) is long."""
+    moment = datetime(1970, 1, 1) + timedelta(seconds=min(max(seconds, -6e10), 2.5e11))
+    if span > 2 * 365 * 86400:
+        return moment.strftime("%Y-%m")
+    return moment.strftime("%Y-%m-%d" if span > 4 * 86400 or not span else "%d %H:%M")
+
+
+def _add_shares(chart: draw.Chart, xs: Sequence[float], shares: Sequence[float]) -> None:
+    """Faint bars along the bottom: where the rows are."""
+    left, right, top, bottom = chart.plot
+    most = max(shares, default=0.0)
+    if not most > 0:
+        return
+    width = 0.8 * (right - left) / max(10, len(shares))
+    for x, share in zip(xs, shares, strict=True):
+        start = min(max(chart.x(x) - width / 2, left), right - width)
+        tall = 0.16 * (bottom - top) * share / most
+        tip = f"{share:.0%} of the rows"
+        chart.parts.append(draw.rect("bar faint c-muted", start, bottom - tall, width, tall, tip))
+
+
 def _y_axis(ys: Sequence[float], log: bool) -> Axis:
     low, high = min(ys, default=float(log)), max(ys, default=10.0 if log else 1.0)
     if log:
@@ -149,7 +188,9 @@ def _lone_points(points: Points) -> Points:
     return [point for point, before, here, after in around if here and not before and not after]
 
 
-def _add_bands(chart: draw.Chart, lines: Mapping[str, Points]) -> None:
+def _add_bands(
+    chart: draw.Chart, lines: Mapping[str, Points], words_of: Callable[[float], str]
+) -> None:
     """Invisible bands whose tooltips read the values off."""
     longest = max(lines.values(), key=len, default=[])
     if len(longest) < 2:
@@ -162,5 +203,5 @@ def _add_bands(chart: draw.Chart, lines: Mapping[str, Points]) -> None:
         x = longest[round((band + 0.5) / count * (len(longest) - 1))][0]
         values = [f"{name} {number(row[x], 4)}" for name, row in by_x if x in row]
         start = min(max(chart.x(x) - width / 2, left), right - width)
-        tip = f"{chart.words['x_label']} {number(x, 6)}: {', '.join(values)}"
+        tip = f"{chart.words['x_label']} {words_of(x)}: {', '.join(values)}"
         chart.parts.append(draw.rect("hit", start, top, width, bottom - top, tip))

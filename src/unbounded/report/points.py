@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
+from unbounded.metrics import wilson
 from unbounded.report import drawing as draw
-from unbounded.report.axes import Axis, drawable, inner_ticks, number, trimmed, widened
+from unbounded.report.axes import Axis, drawable, finite, inner_ticks, number, trimmed, widened
 from unbounded.report.lines import Points, Series, path_of
 
 _MOST = 4000  # points drawn of a large set
@@ -17,6 +18,7 @@ def scatter_chart(
     *,
     sizes: Mapping[str, Sequence[float]] | None = None,
     tips: Mapping[str, Sequence[str]] | None = None,
+    bounds: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     reference: tuple[float, str] | None = None,
     diagonal: bool = False,
     integer_x: bool = False,
@@ -28,6 +30,7 @@ def scatter_chart(
         series: name ↦ (xs, ys); points that are not finite are left out.
         sizes: name ↦ the area of each point, relative to the largest.
         tips: name ↦ the tooltip of each point.
+        bounds: name ↦ from where to where the whisker of each point goes, in a small set.
         reference: a horizontal line at a value, with its name.
         diagonal: draw y = x, for observed against predicted.
         integer_x: whole numbers only on the horizontal axis, for depths.
@@ -39,6 +42,7 @@ def scatter_chart(
     }
     every = [p for row in points.values() for p in row if _both(p)]
     xs, ys = [x for x, _ in every], [y for _, y in every]
+    ys += finite(end for row in (bounds or {}).values() for pair in row for end in pair)
     if reference is not None:
         ys.append(reference[0])
     if diagonal:
@@ -64,6 +68,8 @@ def scatter_chart(
             area = None if sizes is None else sizes.get(name)
             said = [f"{x_label} {number(x, 4)}: {y_label} {number(y, 4)}" for x, y in row]
             said = said if tips is None else list(tips.get(name, said))
+            ends = [] if bounds is None else bounds.get(name, [])
+            chart.parts += _whiskers(chart, row, ends)
             chart.parts += _circles(chart, row, _radii(row, area), said, colour)
         else:
             kept = row[:: -(-len(every) // _MOST)]
@@ -86,7 +92,8 @@ def reliability_chart(
     Args:
         confidence: mean confidence of each bin, in 0 … 1.
         accuracy: share of right predictions of each bin.
-        counts: rows in each bin; empty bins are left out. The faint bars show them.
+        counts: rows in each bin; empty bins are left out. The faint bars show them, and the
+            whiskers what so few rows leave open (Wilson's 95 % interval).
     """
     bins = [
         (float(c), float(a), float(k))
@@ -94,7 +101,7 @@ def reliability_chart(
         if k > 0 and _both((c, a))
     ]
     axis = Axis([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], 0.0, 1.0)
-    left, right, top, bottom = plot = draw.plot_area(axis, height=360.0)
+    left, right, top, bottom = plot = draw.plot_area(axis, height=300.0)
     words = draw.Words(title=title, x_label=x_label, y_label=y_label)
     chart = draw.Chart(plot, words, axis, axis)
     most = max((k for _, _, k in bins), default=1.0)
@@ -108,7 +115,12 @@ def reliability_chart(
     chart.parts.append(draw.line("reference c-muted", *_diagonal(plot)))
     row = [(c, a) for c, a, _ in bins]
     chart.parts.append(draw.path("line c1", path_of(chart, row)))
-    tips = [f"{x_label} {c:.3f}, {y_label} {a:.3f}, {number(k)} rows" for c, a, k in bins]
+    ends = list(zip(*wilson([a * k for _, a, k in bins], [k for *_, k in bins]), strict=True))
+    chart.parts += _whiskers(chart, row, ends)
+    tips = [
+        f"{x_label} {c:.3f}, {y_label} {a:.3f} ({low:.3f} to {high:.3f}), {number(k)} rows"
+        for (c, a, k), (low, high) in zip(bins, ends, strict=True)
+    ]
     radii = _radii(row, [k for _, _, k in bins], least=3.2)
     chart.parts += _circles(chart, row, radii, tips, "c1")
     chart.keys = [
@@ -131,6 +143,15 @@ def _circles(
         chart.circle(*point, radius, colour, tip)
         for point, radius, tip in zip(row, radii, tips, strict=True)
         if _both(point)
+    ]
+
+
+def _whiskers(chart: draw.Chart, row: Points, bounds: Sequence[tuple[float, float]]) -> list[str]:
+    return [
+        part
+        for (x, y), (low, high) in zip(row, bounds, strict=False)
+        if _both((x, y)) and drawable(low) and drawable(high)
+        for part in draw.whisker(chart.x(x), chart.y(low), chart.x(x), chart.y(high), 2.0)
     ]
 
 

@@ -59,8 +59,8 @@ def posterior_section(probs: Sequence[float], first_depth: int = 1) -> Section:
     return Section("How deep?", text, [figure])
 
 
-def depth_over_time(history: "History") -> Section:
-    """E[ℓ] and m over the epochs, with the births of layers marked."""
+def depth_over_time(history: "History", height: float = 224.0) -> Section:
+    """E[ℓ] and m over the epochs, with the births of layers marked; of a `height` of 440 wide."""
     names = {"E[ℓ], expected depth": "depth_mean", "m, the last depth with mass": "max_depth"}
     births: dict[int, list[int]] = {}
     for row in history.births:
@@ -73,7 +73,7 @@ def depth_over_time(history: "History") -> Section:
         marks=[(float(epoch), _range(*depths)) for epoch, depths in sorted(births.items())],
         mark_name="birth of a layer",
         steps=("m, the last depth with mass",),
-        height=224.0,
+        height=height,
     )
     born = sum(len(depths) for depths in births.values())
     text = (

@@ -12,7 +12,7 @@ import numpy as np
 from unbounded.schema import choice, flag, optional, real, record, text, whole
 from unbounded.tables import values as read
 from unbounded.tables.reading import LONGEST_TEXT, NO_VALUE, Table, TableError
-from unbounded.tables.text import is_number, shorten
+from unbounded.tables.text import is_number, plain_number, shorten
 
 TRACKED = 20_000
 """How many different values of a column are counted; more are only known to be many."""
@@ -24,7 +24,7 @@ _TEXT_FROM, _TEXT_SHARE = 50, 0.5  # different texts, and as a share of the rows
 _NUMBER_SHARE, _NUMBERS_FROM = 0.9, 10
 _ID = re.compile(r"(^|[\W_])(id|uuid|guid|index|key|row|rownum|nr|no)$", re.I)
 _ID_CAMEL = re.compile(r"[a-z](Id|ID|Key)$")
-_UNNAMED = re.compile(r"^\(column \d+\)$|^Unnamed: \d+$|^$")
+_UNNAMED = re.compile(r"^\(column \d+\)$|^Unnamed: \d+$|^__index_level_\d+__$|^$")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Column:
     def summary(self) -> str:
         """The range or the number of levels, for people."""
         if self.kind == "number" and self.low is not None and self.high is not None:
-            return f"{self.low:.6g} … {self.high:.6g}"
+            return f"{plain_number(self.low, 6)} … {plain_number(self.high, 6)}"
         if self.kind == "date" and self.low is not None and self.high is not None:
             return f"{_day(self.low)} … {_day(self.high)}"
         if self.kind == "boolean":
@@ -224,6 +224,9 @@ class Profile:
         if self.kinds == {"boolean"}:
             return found("boolean")
         if self.is_number and not category:
+            if not keep and self.whole and _UNNAMED.search(self.name):
+                # pandas writes its index so; it may repeat, in tables put together of several.
+                return found("dropped", "an index without a name")
             if not keep and self._is_identifier():
                 return found("dropped", "an identifier: every value differs")
             return found("number", low=self.low, high=self.high)
@@ -259,8 +262,7 @@ class Profile:
     def _is_identifier(self) -> bool:
         if self.repeats or not self.whole or self.present < _UNIQUE_FROM:
             return False
-        named = _ID.search(self.name) or _ID_CAMEL.search(self.name) or _UNNAMED.search(self.name)
-        return named is not None
+        return (_ID.search(self.name) or _ID_CAMEL.search(self.name)) is not None
 
     def _why_text(self) -> str:
         """Why texts that hardly repeat are of no use; empty if they do repeat."""

@@ -145,6 +145,16 @@ class Scale:
         t = np.arcsinh(z) if self.heavy else z
         return np.clip((t - self.mean) / self.sd, -self.limit, self.limit)
 
+    def inverse(self, encoded: Floats) -> Floats:
+        """The values `(rows,)` of encoded numbers, as exactly as single precision told them."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            t = encoded * self.sd + self.mean
+            x: Floats = self.centre + self.spread * (np.sinh(t) if self.heavy else t)
+        fine = max(self.spread * 1e-5, 1e-300)
+        if not fine < 1e300:
+            return x
+        return np.round(x, int(np.clip(-math.floor(math.log10(fine)), -300, 300)))
+
 
 @dataclass
 class NumberEncoder(Encoder):

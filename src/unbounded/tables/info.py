@@ -31,12 +31,26 @@ _UNCERTAINTY = record(
         **dict.fromkeys(("noise", "depth", "total"), _NUMBERS),
         **dict.fromkeys(("noise_mean", "depth_mean"), _number),
         "by_fifth": list_of(_number, most=5),
-    }
+    },
+    {
+        "depth_share": _number,
+        "by_fifth_bounds": list_of(list_of(_number, least=2, most=2), most=5),
+    },
 )
 _CALIBRATION = record(
     {}, dict.fromkeys(("confidence", "accuracy", "count", "probability", "coverage"), _NUMBERS)
 )
 _IMPORTANCE = list_of(record({"column": text(), "loss": _number, "sd": _number}))
+_EFFECTS = list_of(
+    record(
+        {
+            **dict.fromkeys(("column", "kind", "finding"), text()),
+            "shares": _NUMBERS,
+            "curves": mapping(_NUMBERS),
+        },
+        {"places": _NUMBERS, "levels": list_of(text())},
+    )
+)
 _HELD_OUT = record(
     {
         "task": choice(*TASKS),
@@ -52,6 +66,8 @@ _HELD_OUT = record(
         "confusion": list_of(list_of(whole())),
         "predicted": record({"y": _NUMBERS, "mean": _NUMBERS}),
         "importance": optional(_IMPORTANCE),
+        "effects": optional(_EFFECTS),
+        "score_error": _number,
     },
     others=anything,
 )
@@ -62,6 +78,7 @@ _INFO: dict[str, Check] = {
     "seed": optional(whole(-(2**63))),
     "held_out": _HELD_OUT,
     "references": mapping(_SCORES),
+    "notes": list_of(text()),
 }
 check_info = record({}, _INFO, others=anything)
 """The check of `TableModel.info`; what somebody else has put there passes as it is."""
@@ -88,6 +105,14 @@ def check_held_out(found: dict[str, Any], target: Target) -> None:
         all(name in curve for name in axes),
         len({len(split[name]) for name in ("noise", "depth", "total")}) == 1,
         len({len(found[name]) for name in ("depths", "by_depth", "depth_probs")}) == 1,
+        len(split.get("by_fifth_bounds", split["by_fifth"])) == len(split["by_fifth"]),
+        all(_fits(effect) for effect in found.get("effects") or ()),
     ]
     if not all(fits):
         raise FileError("the field extra.table.info.held_out does not fit together")
+
+
+def _fits(effect: dict[str, Any]) -> bool:
+    """Whether all lists about a column are of one length."""
+    axis = effect.get("places", effect.get("levels", []))
+    return {len(axis), len(effect["shares"]), *map(len, effect["curves"].values())} == {len(axis)}

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from unbounded.files import Contents, FileError, read, rebuilding
 from unbounded.schema import anything, record
+from unbounded.tables.effects import about_columns
 from unbounded.tables.encoding import Encoding, Matrix
+from unbounded.tables.findings import findings
 from unbounded.tables.info import check_held_out, check_info
 from unbounded.tables.predictions import ByDepth
 from unbounded.tables.prepare import Examples, PreparedTable, prepare
 from unbounded.tables.reading import Table, TableError, pandas
-from unbounded.tables.scores import ScoreCollector, importance_of_columns
+from unbounded.tables.scores import ScoreCollector
 from unbounded.tables.target import Target
 from unbounded.tables.text import closest, progress_bar, shorten, to_json
 
@@ -128,7 +130,7 @@ class TableModel:
             **estimator_options,
         }
         rows = {"rows": len(data.train.y), "held_out_rows": len(data.held_out.y)}
-        info = {"table": data.table.name, **rows, "seed": seed}
+        info = {"table": data.table.name, **rows, "seed": seed, "notes": data.notes}
         return cls(_fit_estimator(data, options), data.encoding, data.target, info)
 
     def score_held_out(
@@ -151,12 +153,13 @@ class TableModel:
             collector.add(y[piece], self.by_depth(x[piece]))
         self.info["held_out"] = self._summary(collector)
         if importance:
-            self.info["held_out"]["importance"] = importance_of_columns(self, x, y)
+            self.info["held_out"] |= about_columns(self, x, y)
         if references and self.estimator.stopped_ != "interrupted":
             target = self.target
             with suppress(KeyboardInterrupt):  # the model is whole without them
+                kind = target.is_classes, len(target.classes)
                 self.info["references"] = compare(
-                    data.train, (x, y), target.is_classes, len(target.classes), self.info["seed"]
+                    data.train, (x, y), *kind, self.info["seed"], collector
                 )
 
     def predict(
@@ -240,7 +243,8 @@ class TableModel:
 
         Args:
             table: with the target.
-            importance: also give the importance of the columns, from up to 1,000 of the rows.
+            importance: also give the importance of the columns, from up to 1,000 of the rows,
+                and how predictions go with those that matter most.
         """
         table, target = self.open(table), self.target
         if target.name not in table.names:
@@ -268,7 +272,7 @@ class TableModel:
         if importance:
             rows = np.argsort(np.concatenate(keys), kind="stable")[:_SAMPLE_ROWS]
             x, y = (np.concatenate(part)[rows] for part in zip(*sample, strict=True))
-            found["importance"] = importance_of_columns(self, x, y)
+            found |= about_columns(self, x, y)
         return found
 
     def report(
@@ -323,6 +327,8 @@ class TableModel:
             if held_out
             else None,
             "importance": held_out.get("importance"),
+            "effects": held_out.get("effects"),
+            "findings": findings(self),
         }
 
     def save(self, path: str | Path) -> None:

@@ -1,17 +1,25 @@
 """The HTML pages about a model and about its scores on a table."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from unbounded import metrics
 from unbounded.report import page, sections, svg
+from unbounded.report.axes import number, rough
 from unbounded.report.page import Section
+from unbounded.tables import column_sections
+from unbounded.tables.findings import findings, uncertainty_split, verdict
 from unbounded.tables.model import TableModel
-from unbounded.tables.scores import score_rows
+from unbounded.tables.scores import CLASS_SCORES, NUMBER_SCORES, score_rows
 from unbounded.tables.text import count_of
 
-_BARS = 25  # columns whose importance is drawn
-_TABLE_COLUMNS = 200
-_MATRIX = 30
+if TYPE_CHECKING:
+    from unbounded.training import History
+
+_MATRIX, _SMALL_MATRIX = 30, 5  # classes up to which there is a matrix, and half a page for it
 
 
 def model_page(
@@ -31,21 +39,22 @@ def model_page(
     found = found or info.get("held_out")
     # The history of the weights that the model has.
     history = estimator.refit_history_ or estimator.history_
+    parts = [_in_short(model, found if table else None)]
     if found:
-        parts = [
-            _scores(model, found, references, where),
-            sections.depth_posterior(estimator.model_),
+        parts.append(_scores(model, found, references, where))
+    parts.append(sections.depth_posterior(estimator.model_))
+    if found:
+        parts += [
             _by_depth(found),
-            sections.depth_over_time(history),
+            *([column_sections.importance(model, found)] if found.get("importance") else []),
+            *([column_sections.effects(model, found)] if found.get("effects") else []),
             _calibration(found),
-            *([_importance(model, found)] if found.get("importance") else []),
-            _uncertainty(found),
             _confusion(model, found) if "confusion" in found else _predicted(found),
+            _uncertainty(found),
         ]
-    else:
-        parts = [sections.depth_posterior(estimator.model_), sections.depth_over_time(history)]
-    parts += [sections.elbo_terms(history)] if len(history) else []
-    parts.append(_columns(model))
+    if len(history):
+        parts.append(_training(model, history))
+    parts.append(column_sections.columns(model))
     return page.render(
         f"{model.target.name}, predicted from {count_of(len(model.encoding.used), 'column')}",
         _subtitle(model),
@@ -86,13 +95,17 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
     estimator = model.estimator
     facts = []
     if found:
-        scores = found["scores"]
+        scores, rows = found["scores"], found["rows"]
         if model.target.is_classes:
-            facts.append(("Accuracy", f"{scores['accuracy']:.1%}"))
-            facts.append(("Log score, nats", f"{scores['log_score']:.3f}"))
+            low, high = metrics.wilson(round(scores["accuracy"] * rows), rows)
+            spread = f" (± {50 * float(high - low):.1f})"
+            facts.append((f"Accuracy{spread}", _percent(scores["accuracy"])))
+            facts.append(("Log score, nats", number(scores["log_score"], 3)))
         else:
-            facts.append(("RMSE", f"{scores['rmse']:.4g}"))
-            facts.append(("In the 90 % interval", f"{scores['coverage_90']:.1%}"))
+            error = found.get("score_error", math.nan)
+            spread = f" (± {rough(1.96 * error)})" if math.isfinite(error) else ""
+            facts.append((f"RMSE{spread}", number(scores["rmse"], 4)))
+            facts.append(("In the 90 % interval", _percent(scores["coverage_90"])))
     return [
         *facts,
         ("Expected depth E[ℓ]", f"{estimator.depth_mean_:.2f}"),
@@ -102,29 +115,118 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
     ]
 
 
+def _in_short(model: TableModel, found: dict[str, Any] | None) -> Section:
+    """The findings as sentences: what to know, and what to do next."""
+    points = list(findings(model, found).values())
+    effects = (found or model.info.get("held_out", {})).get("effects") or []
+    points[-1:-1] = [one["finding"] for one in effects[:2]]
+    points += model.info.get("notes", [])
+    points = [f"{point[:1].upper()}{point[1:]}." for point in points]
+    return Section("In short", points=points, full=True)
+
+
+_ABOUT = {
+    "accuracy": "rows whose class was right, higher is better",
+    "log_score": "mean log probability of the class that came, in nats, higher is better",
+    "brier": "squared error of the probabilities, lower is better",
+    "ece": "expected calibration error, lower is better",
+    "aurc": "area under the risk–coverage curve, lower is better",
+    "roc_auc": "area under the ROC curve, higher is better",
+    "f1": "mean of precision and recall (harmonic), higher is better",
+    "precision": "right among those taken for a class, higher is better",
+    "recall": "found of those in a class, higher is better",
+    "rmse": "root mean squared error, lower is better",
+    "mae": "mean absolute error, lower is better",
+    "r2": "share of the variance that is explained, higher is better",
+    "nll": "negative log-likelihood in nats, lower is better",
+    "crps": "continuous ranked probability score, lower is better",
+}
+
+
 def _scores(
     model: TableModel, found: dict[str, Any], references: dict[str, Any], where: str
 ) -> Section:
-    (_, *headings), *body = score_rows(found["scores"], references, model.target.is_classes)
-    if model.target.is_classes:
-        text = (
-            f"On {count_of(found['rows'], 'row')} {where}. Log score: "
-            "mean log probability of the class that came, higher is better. Brier score, expected "
-            "calibration error (ECE) and area under the risk–coverage curve (AURC): lower is "
-            "better."
+    classes = model.target.is_classes
+    names = CLASS_SCORES if classes else NUMBER_SCORES
+    _, *models = score_rows(found["scores"], references, classes)
+    values = [found["scores"], *references.values()]
+    rows: list[list[object]] = []
+    for index, (name, heading) in enumerate(names.items(), 1):
+        best = _best([scores.get(name, math.nan) for scores in values], name)
+        cells = [
+            page.Cell(row[index].replace("-", "−"), strong=i in best and len(models) > 1)
+            for i, row in enumerate(models)
+        ]
+        about = _ABOUT.get(name, "of the targets in the central interval")
+        rows.append([page.Cell(heading, about), *cells])
+    text = f"On {count_of(found['rows'], 'row')} {where}."
+    if classes:
+        text += (
+            " ROC-AUC, F1, precision and recall are means over the classes, each with the same "
+            "weight (macro); ROC-AUC is that of each class against the rest."
         )
     else:
-        text = (
-            f"On {count_of(found['rows'], 'row')} {where}. RMSE, MAE and "
-            "CRPS are in the units of the target, NLL is in nats; lower is better, and higher for "
-            "R². The last three: how many targets the central intervals held."
-        )
+        text += " RMSE, MAE and CRPS are in the units of the target."
     if references:
+        won = verdict(found["scores"], references, classes, found["rows"])
+        text = f"{won[:1].upper()}{won[1:]}.\n\n{text}" if won else text
         text += (
             "\n\nThe linear model and scikit-learn's HistGradientBoosting saw the same rows in "
-            "the same encoding, with their default settings."
+            "the same encoding, with their default settings. The best of each line stands out."
         )
-    return Section("How good?", text, [page.table(["model", *headings], body)], wide=True)
+    figure = page.table(["score", *(row[0] for row in models)], rows)
+    return Section("How good?", text, [figure], wide=True)
+
+
+def _best(values: list[float], name: str) -> set[int]:
+    """Which of the models are best; an interval should hold what it says."""
+    if name.startswith("coverage"):
+        values = [-abs(value - int(name.split("_")[1]) / 100) for value in values]
+    elif name in ("brier", "ece", "aurc", "rmse", "mae", "nll", "crps"):
+        values = [-value for value in values]
+    there = [value for value in values if math.isfinite(value)]
+    return {i for i, value in enumerate(values) if there and value == max(there)}
+
+
+def _training(model: TableModel, history: "History") -> Section:
+    """The validation curve, depth and the terms of the objective, epoch by epoch."""
+    first = model.estimator.history_
+    depth, terms = sections.depth_over_time(history, 264.0), sections.elbo_terms(history)
+    figures = [*_validation(model, first), *depth.figures, *terms.figures]
+    text = f"{depth.text}\n\n{terms.text}"
+    if len(figures) > 2:
+        text = (
+            "After every epoch the network is scored on a validation share of the training rows; "
+            f"the weights of the best epoch are kept.\n\n{text}"
+        )
+    return Section("How training went", text, figures, full=True, across=len(figures))
+
+
+def _validation(model: TableModel, history: "History") -> list[str]:
+    """The score that chose the epoch; for classes beside the same on the rows learnt from."""
+    estimator: Any = model.estimator
+    classes = model.target.is_classes
+    name = "val_log_score" if classes else "val_rmse"
+    if name not in history.columns:
+        return []
+    epochs, values = history["epoch"], history[name]
+    series = {"validation rows": (epochs, values)}
+    if classes:
+        rows = model.info.get("rows", 0) * (1 - estimator.validation_fraction)
+        learnt = [v / rows if rows else math.nan for v in history["expected_log_lik"]]
+        series["training rows"] = (epochs, learnt)
+    else:
+        scale = float(np.ravel(estimator.target_scaling_.scale)[0])
+        series = {"validation rows": (epochs, [value * scale for value in values])}
+    figure = svg.line_chart(
+        series,
+        title=f"{'Log score' if classes else 'RMSE'} on validation rows",
+        x_label="epoch",
+        y_label="nats a row, higher is better" if classes else "RMSE, lower is better",
+        marks=[float(estimator.best_epoch_)],
+        mark_name="the epoch that is kept",
+    )
+    return [figure]
 
 
 def _by_depth(found: dict[str, Any]) -> Section:
@@ -144,21 +246,26 @@ def _calibration(found: dict[str, Any]) -> Section:
         text = (
             "Of the rows that were predicted with a given confidence, how many were right. On the "
             "dashed line confidence can be taken at its word; below it the model "
-            f"is too sure of itself, above it too modest. ECE {found['scores']['ece']:.3f}."
+            "is too sure of itself, above it too modest. The whiskers are 95 % intervals: what so "
+            f"few rows leave open. ECE {found['scores']['ece']:.3f}."
         )
     else:
+        rows, held = found["rows"], _percent(found["scores"]["coverage_90"])
+        hits = [share * rows for share in curve["coverage"]]
+        low, high = metrics.wilson(hits, [rows] * len(hits))
         figure = svg.scatter_chart(
             {"intervals": (curve["probability"], curve["coverage"])},
             title="Reliability",
             x_label="probability of the interval",
             y_label="share of targets inside",
+            bounds={"intervals": list(zip(low.tolist(), high.tolist(), strict=True))},
             diagonal=True,
         )
-        inside = found["scores"]["coverage_90"]
         text = (
             "How many targets lie in central intervals of a given probability. On the "
             "dashed line the intervals hold what they promise; below it they are too narrow, "
-            f"above it too wide. The 90 % intervals held {inside:.1%}."
+            f"above it too wide. The 90 % intervals held {held}. "
+            f"The whiskers are 95 % intervals: what {rows:,} rows leave open."
         )
     return Section("Can it be trusted?", text, [figure])
 
@@ -175,59 +282,37 @@ def _uncertainty(found: dict[str, Any]) -> Section:
         x_label="rows from sure to unsure, %",
         y_label=units,
     )
+    bounds = split.get("by_fifth_bounds")
     errors = svg.bar_chart(
         split["by_fifth"],
         _FIFTHS[: len(split["by_fifth"])],
         title="Errors where it is sure and where not",
         x_label="fifths of the rows, from sure to unsure",
         y_label="share wrong" if classes else "mean absolute error",
-        value_format=(lambda v: f"{v:.1%}") if classes else (lambda v: f"{v:.3g}"),
+        bounds=None if bounds is None else [(low, high) for low, high in bounds],
+        value_format=_percent if classes else number,
     )
     text = (
         "What the model does not know about a row has two parts: noise, which every depth sees, "
-        "and depth, by which the depths disagree. On average they are "
-        f"{split['noise_mean']:.3g} and {split['depth_mean']:.3g} ({units})."
+        "and depth, by which the depths disagree."
     )
-    text += " Entropies add up." if classes else " Their squares add up to the square of the total."
-    text += "\n\nIf the uncertainty means something, errors are rarer where it is small."
+    told = uncertainty_split(found)
+    text += f" {told[:1].upper()}{told[1:]}." if told else ""
+    text += " Entropies add up." if classes else " Variances add up."
+    text += (
+        "\n\nIf the uncertainty means something, errors are rarer where it is small. The whiskers "
+        "are 95 % intervals of the means."
+    )
     return Section("How unsure is it, and why?", text, [figure, errors], wide=True)
 
 
 _FIFTHS = ["1st", "2nd", "3rd", "4th", "5th"]
 
 
-def _importance(model: TableModel, found: dict[str, Any]) -> Section:
-    rows: Sequence[dict[str, Any]] = found["importance"]
-    shown = rows[:_BARS]
-    loss = "log score lost, nats" if found["task"] == "classification" else "RMSE gained"
-    figure = svg.bar_chart(
-        [row["loss"] for row in shown],
-        [row["column"] for row in shown],
-        title="Permutation importance",
-        x_label="column",
-        y_label=loss,
-        errors=[row["sd"] for row in shown],
-        horizontal=True,
-        value_format=lambda v: f"{v:.3g}",
-    )
-    text = (
-        "How much worse the predictions become when the values of one column are shuffled among "
-        "the rows (up to 1,000 of them); the whiskers are the standard deviation over shuffles. "
-        "Columns that say the same share their importance."
-    )
-    if len(rows) < len(model.encoding.used):
-        text += (
-            f" Of {len(model.encoding.used):,} columns the {len(rows)} were shuffled to which the "
-            "predictions react most (by their gradient)."
-        )
-    if len(rows) > _BARS:
-        text += f" The {len(rows) - _BARS} least important of {len(rows)} are not drawn."
-    return Section("Which columns matter?", text, [figure])
-
-
 def _confusion(model: TableModel, found: dict[str, Any]) -> Section:
     classes = model.target.classes
     matrix = found["confusion"]
+    title = "What is taken for what?"
     if len(classes) > _MATRIX:
         pairs = [
             (count, true, taken)
@@ -237,11 +322,50 @@ def _confusion(model: TableModel, found: dict[str, Any]) -> Section:
         ]
         body: list[list[object]] = [[t, p, n] for n, t, p in sorted(pairs, reverse=True)[:20]]
         figure = page.table(["true", "taken for", "rows"], body, names=2)
-        return Section("What is taken for what?", "The most frequent confusions.", [figure])
-    body = [[name, *row] for name, row in zip(classes, matrix, strict=True)]
-    figure = page.table(["true \\ predicted", *classes], body)
-    text = "Rows of each class by what they were taken for."
-    return Section("What is taken for what?", text, [figure])
+        return Section(title, "The most frequent confusions.", [figure], full=True)
+    body = []
+    for true, (name, row) in enumerate(zip(classes, matrix, strict=True)):
+        cells = [_taken(count, sum(row), true == taken) for taken, count in enumerate(row)]
+        body.append([name, *cells])
+    tables = [page.table(["true \\ predicted", *classes], body, title="Confusion matrix")]
+    text = (
+        "Rows of each class by what they were taken for, with their share of the class: blue where "
+        "that is right, orange where it is wrong."
+    )
+    small = len(classes) <= _SMALL_MATRIX
+    if small:
+        text += " Intervals are 95 % ones: a class with few rows says little."
+        tables.append(_by_class(classes, matrix))
+    return Section(title, text, tables, full=not small)
+
+
+def _taken(count: int, rows: int, right: bool) -> page.Cell:
+    """A cell of the confusion matrix, in the first colour if right and in the second if not."""
+    share = count / rows if rows else 0.0
+    tint = (0 if right else 1, 0.6 * share) if count else None
+    return page.Cell(f"{count:,}", _percent(share, 0) if rows else "", tint=tint)
+
+
+def _by_class(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
+    """Precision and recall of each class, with what its rows leave open."""
+    body: list[list[object]] = []
+    for index, name in enumerate(classes):
+        hits, own = matrix[index][index], sum(matrix[index])
+        cells = [_rate(hits, sum(row[index] for row in matrix)), _rate(hits, own)]
+        body.append([name, f"{own:,}", *cells])
+    return page.table(["class", "rows", "precision", "recall"], body, title="Class by class")
+
+
+def _rate(hits: int, rows: int) -> page.Cell:
+    if not rows:
+        return page.Cell("–")
+    low, high = metrics.wilson(hits, rows)
+    ends = " to ".join(_percent(float(end), 0) for end in (low, high))
+    return page.Cell(_percent(hits / rows), ends)
+
+
+def _percent(share: float, decimals: int = 1) -> str:
+    return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else "–"
 
 
 def _predicted(found: dict[str, Any]) -> Section:
@@ -256,17 +380,3 @@ def _predicted(found: dict[str, Any]) -> Section:
     return Section(
         "How close?", f"{len(values['y'])} rows; on the diagonal, the mean was right.", [figure]
     )
-
-
-def _columns(model: TableModel) -> Section:
-    listed = model.encoding.listing()
-    rows: list[list[object]] = []
-    for one in listed[:_TABLE_COLUMNS]:
-        kind, use = (one["kind"], one["used_as"]) if one["used_as"] else ("left out", one["why"])
-        use += f" ({one['why']})" if one["used_as"] and one["why"] else ""
-        rows.append([one["name"], kind, use, one["values"], f"{one['missing']:,}"])
-    text = "How the columns of the table were understood and what the network sees of them."
-    if len(listed) > _TABLE_COLUMNS:
-        text += f" The first {_TABLE_COLUMNS} of {len(listed)}."
-    figure = page.table(["column", "kind", "used as", "values", "missing"], rows, names=3)
-    return Section("The table", text, [figure], wide=True)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from unbounded import metrics
 from unbounded.tables.predictions import ByDepth
+from unbounded.tables.text import plain_number
 from unbounded.tables.values import Floats
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ CLASS_SCORES |= {"ece": "ECE", "aurc": "AURC", "roc_auc": "ROC-AUC"}
 CLASS_SCORES |= {"f1": "F1", "precision": "precision", "recall": "recall"}
 NUMBER_SCORES = {"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "crps": "CRPS"}
 NUMBER_SCORES |= {f"coverage_{100 * p:.0f}": f"in {100 * p:.0f} %" for p in LEVELS}
+MAIN_SCORES = {True: "log_score", False: "rmse"}
+"""What models are compared by, for classes and for numbers."""
 REFERENCES = {"linear": "a linear model", "boosting": "gradient boosting"}
 _CURVE = tuple(level / 20 for level in range(1, 20))
 _DRAWN = 400  # rows of which the page shows each
@@ -76,6 +79,29 @@ class ScoreCollector:
             found |= {f"coverage_{round(100 * p)}": self._coverage(p) for p in LEVELS}
         return found
 
+    def losses(self) -> Floats:
+        """Of each row, `(rows,)`: −log p of the class that came, or the squared error."""
+        y, mixture = self._all("y"), self._all("mixture")
+        if not self.is_classes:
+            return np.asarray((mixture - y) ** 2)
+        chosen = mixture[np.arange(len(y)), y.astype(np.int64)]
+        return np.asarray(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)))
+
+    def lead_over(self, other: "ScoreCollector | None" = None) -> tuple[float, float]:
+        """By how much the main score is better than another's on the same rows; standard error.
+
+        Without another, the error is that of the score itself. That of a root mean square follows
+        from those of the mean squares, to first order.
+        """
+        both = [self.losses()] + ([] if other is None else [other.losses()])
+        scores = [losses.mean() if self.is_classes else np.sqrt(losses.mean()) for losses in both]
+        if not self.is_classes:
+            both = [a / max(2 * s, 1e-300) for a, s in zip(both, scores, strict=True)]
+        rows = both[0] - both[1] if other is not None else both[0]
+        lead = scores[1] - scores[0] if other is not None else 0.0
+        error = float(rows.std(ddof=1) / np.sqrt(len(rows))) if len(rows) > 1 else float("nan")
+        return float(lead), error
+
     def summary(self) -> dict[str, Any]:
         """Scores and what the figures of a page are drawn from: plain data of a few kilobytes."""
         y, mixture = self._all("y"), self._all("mixture")
@@ -87,12 +113,14 @@ class ScoreCollector:
         found: dict[str, Any] = {
             "rows": len(y),
             "scores": self.scores(),
+            "score_error": self.lead_over()[1],
             "depth_probs": self._depth_probs.tolist(),
             "by_depth": (sums if self.is_classes else np.sqrt(sums)).tolist(),
             "uncertainty": {
                 **{name: values[rows].tolist() for name, values in split.items()},
                 "noise_mean": float(split["noise"].mean()),
                 "depth_mean": float(split["depth"].mean()),
+                "depth_share": _share(split, 1 if self.is_classes else 2),
             },
         }
         if self.is_classes:
@@ -108,7 +136,11 @@ class ScoreCollector:
             found["calibration"] = {"probability": list(_CURVE), "coverage": coverage}
             found["predicted"] = {"y": y[rows].tolist(), "mean": mixture[rows].tolist()}
             error = np.abs(mixture - y)
-        found["uncertainty"]["by_fifth"] = _by_fifth(total, error)
+        fifths = _by_fifth(total, error)
+        found["uncertainty"] |= {
+            "by_fifth": [float(part.mean()) for part in fifths],
+            "by_fifth_bounds": [_bounds(part, self.is_classes) for part in fifths],
+        }
         return found
 
     def _coverage(self, p: float) -> float:
@@ -157,7 +189,7 @@ def importance_of_columns(
             shuffled = x.copy()
             shuffled[:, columns] = x[random.permutation(len(y))][:, columns]
             losses.append(loss(shuffled) - base)
-        lost = {"loss": float(np.mean(losses)), "sd": float(np.std(losses))}
+        lost = {"loss": float(np.mean(losses)), "sd": float(np.std(losses, ddof=1))}
         result.append({"column": name, **lost})
     return sorted(result, key=lambda row: -row["loss"])
 
@@ -200,13 +232,29 @@ def score_rows(
 def _score(name: str, value: float | None) -> str:
     if value is None or value != value:
         return "–"
-    if name in ("rmse", "mae", "crps"):  # in the units of the target, of any size
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     digits = 3 if name.startswith("coverage") else 4
-    return f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.4g}"
+    if name in ("rmse", "mae", "crps") or abs(value) >= 1e4:  # in units of the target, of any size
+        return plain_number(value)
+    return f"{value:.{digits}f}"
 
 
-def _by_fifth(uncertainty: Floats, error: Floats) -> list[float]:
-    """The mean error in each fifth of the rows, from the surest to the least sure."""
+def _by_fifth(uncertainty: Floats, error: Floats) -> list[Floats]:
+    """The errors in each fifth of the rows, from the surest to the least sure."""
     order = np.argsort(uncertainty, kind="stable")
-    return [float(error[part].mean()) for part in np.array_split(order, 5) if len(part)]
+    return [error[part] for part in np.array_split(order, 5) if len(part)]
+
+
+def _bounds(errors: Floats, is_share: bool) -> list[float]:
+    """Where the mean of a few rows may lie: a 95 % interval, `[lower, upper]`."""
+    if is_share:
+        low, high = metrics.wilson(errors.sum(), len(errors))
+        return [float(low), float(high)]
+    mean, rows = float(errors.mean()), len(errors)
+    half = 1.96 * float(errors.std(ddof=1)) / np.sqrt(rows) if rows > 1 else float("nan")
+    return [max(mean - half, 0.0), mean + half]
+
+
+def _share(split: dict[str, Floats], power: int) -> float:
+    """What the depths' disagreement is of the whole; of numbers the variances add up."""
+    noise, depth = (float((split[name] ** power).mean()) for name in ("noise", "depth"))
+    return depth / (noise + depth) if noise + depth > 0 else float("nan")

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from unbounded.report.axes import number
+
 _NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infinity)", re.I | re.A)
 
 
@@ -38,6 +40,11 @@ def count_of(count: int, noun: str) -> str:
     """A count with its noun: "1 row", "1,234 rows"."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def plain_number(value: float, digits: int = 4) -> str:
+    """A number as pages write it, but with the minus sign of a keyboard: for terminals."""
+    return number(value, digits).replace("−", "-")
 
 
 def is_number(text: str) -> bool:
