@@ -81,6 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_preset_argument(group)
     text = "a third of the steps, the usual ones, or more with five members (default: default)"
     group.add_argument("--quality", choices=("fast", "default", "best"), help=text)
+    text = "members are networks of their own, or share one (default: deep)"
+    group.add_argument("--ensemble", choices=("deep", "shared"), help=text)
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)
@@ -112,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
-    names = ("preset", "quality", "refit", *_ESTIMATOR_OPTIONS)
+    names = ("preset", "quality", "ensemble", "refit", *_ESTIMATOR_OPTIONS)
     given = {name: getattr(options, name) for name in names}
     given["n_members"] = given.pop("members")
     chosen = {name: value for name, value in given.items() if value is not None}

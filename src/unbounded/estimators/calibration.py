@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unbounded.estimators.rows import PREDICTION_ROWS, Scalings, WeightedRows
+from unbounded.layers.trunk import MemberHead
 from unbounded.likelihoods import Gaussian, LearntNoise
 from unbounded.likelihoods.categorical import ClassLikelihood, ClassPrediction
 from unbounded.likelihoods.gaussian import GaussianPrediction
@@ -54,11 +55,11 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
 
 def _change(models: Sequence[UDN], is_classes: bool) -> Callable[[float], None] | None:
     """What brings a factor into the models; None where there is nothing to bring it into."""
-    likelihood = models[0].likelihood
+    likelihood = models[0].likelihood.single
     if is_classes != isinstance(likelihood, ClassLikelihood):
         return None  # a likelihood of the wrong kind: predictions will say so
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
-        scales = [model.likelihood.noise.log_scale for model in models]  # type: ignore[union-attr]
+        scales = [m.likelihood.single.noise.log_scale for m in models]  # type: ignore[union-attr]
 
         def widen(factor: float) -> None:
             for scale in scales:
@@ -67,7 +68,7 @@ def _change(models: Sequence[UDN], is_classes: bool) -> Callable[[float], None] 
         return widen
     if isinstance(likelihood, ClassLikelihood):
         heads = [head for model in models for head in model.network.heads.values()]
-        linear: list[nn.Linear] = [head for head in heads if type(head) is nn.Linear]
+        linear = [head for head in heads if type(head) in (nn.Linear, MemberHead)]
         if len(linear) == len(heads):
 
             def cool(factor: float) -> None:

@@ -68,14 +68,18 @@ class Predictor:
         frozen: list[Frozen] = [model.freeze().double() for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
-        for start in range(0, len(x), PREDICTION_ROWS):
-            piece = scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device)
+        rows = max(1, PREDICTION_ROWS // self.model_.likelihood.count)
+        for start in range(0, len(x), rows):
+            piece = scalings.x(x[start : start + rows], self.model_).to(device)
             with torch.inference_mode():  # closed before the yield: it must not leak to the caller
                 outputs = [one(piece)[0] for one in frozen]
             # q is in single precision: normalised anew, its sum is one in double.
             yield [
-                self._checked(one.likelihood.predict(output, one.depth_probs.log().log_softmax(0)))
+                self._checked(prediction)
                 for one, output in zip(frozen, outputs, strict=True)
+                for prediction in one.likelihood.predictions(
+                    output, one.depth_probs.log().log_softmax(0)
+                )
             ]
 
     def _checked(self, prediction: Prediction) -> Prediction:
@@ -89,8 +93,10 @@ class Predictor:
 
     def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
+        # Those that share a network share its q.
+        models = [model for model in self.members_ for _ in range(model.likelihood.count)]
         return average_by_depth(
             values,
-            [model.support()[0] for model in self.members_],
-            [depth_probs(model) for model in self.members_],
+            [model.support()[0] for model in models],
+            [depth_probs(model) for model in models],
         )
