@@ -9,6 +9,7 @@ from torch import nn
 
 import unbounded as ub
 from unbounded import growth, testing
+from unbounded.cli import main
 from unbounded.estimators.files import load
 from unbounded.layers.trunk import MemberHead, MemberLinear
 from unbounded.likelihoods import InputNoise
@@ -183,6 +184,8 @@ def test_errors_are_told_in_a_line():
     X, y = rows()
     with pytest.raises(ValueError, match="ensemble must be one of"):
         ub.UDNRegressor(ensemble="wide").fit(X, y.ravel())
+    with pytest.raises(ValueError, match="at most 1024 can share a network"):
+        ub.UDNRegressor(ensemble="shared", n_members=2000).fit(X, y.ravel())
     with pytest.raises(ValueError, match="ensemble='shared' has layers of its own"):
         ub.UDNRegressor(ensemble="shared", preset="paper").fit(X, y.ravel())
 
@@ -252,6 +255,21 @@ def test_a_given_likelihood_is_that_of_one_member(tmp_path):
     again = load(tmp_path / "model.udn", device="cpu")
     assert type(again.likelihood) is ub.Gaussian
     np.testing.assert_allclose(again.predict(X), model.predict(X))
+
+
+def test_the_command_line_takes_a_shared_network(tmp_path, capsys):
+    X, y = table(classes=False)
+    path, out = tmp_path / "table.csv", tmp_path / "model.udn"
+    np.savetxt(path, np.column_stack([X, y]), delimiter=",", header="a,b,c,y", comments="")
+    words = ["fit", path, "--target", "y", "--out", out, "--ensemble", "shared", "--members"]
+    short = ["--epochs", "2", "--width", "8", "--no-references", "--no-report", "--device", "cpu"]
+    assert main([str(word) for word in [*words, 3, *short]]) == 0
+    assert load(out, device="cpu").model_.likelihood.count == 3
+    assert main([str(word) for word in [*words, 3, "--preset", "paper"]]) == 2
+    assert main([str(word) for word in [*words, 5000]]) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "leave --preset at tables" in told[0]
+    assert "at most 1024 can share a network, got 5000" in told[1]
 
 
 def test_the_parts_of_a_member():

@@ -108,6 +108,8 @@ def run(options: argparse.Namespace) -> None:
             raise CommandError(
                 "several processes cannot share standard input: write the table to a file"
             )
+        if options.ensemble == "shared":
+            _check_shared(options)
         out, page = _outputs(options, processes.is_first)
         device = common.check_device(options.device)
         data = _prepare(options, both)
@@ -136,6 +138,16 @@ def run(options: argparse.Namespace) -> None:
             written = f"\npage:  {one_line(page)}" if page is not None else ""
             console.say(f"model: {one_line(out)}{written}")
             console.result({"model": out, "report": page, **model.describe()})
+
+
+def _check_shared(options: argparse.Namespace) -> None:
+    """Members that share a network have layers of their own, and cannot be any number."""
+    from unbounded.likelihoods.members import MOST
+
+    if options.preset not in (None, "tables"):
+        raise CommandError("--ensemble shared has layers of its own: leave --preset at tables")
+    if (options.members or 1) > MOST:
+        raise CommandError(f"--members: at most {MOST} can share a network, got {options.members}")
 
 
 def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTable":

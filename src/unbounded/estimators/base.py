@@ -220,7 +220,6 @@ class UDNEstimator(Predictor, NestedParameters):
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
             )
         preset(self.preset)
-        check_ensemble(self)
         resolve_device(self.device)
         auto = ("auto",)
         quality(self.quality)
@@ -233,6 +232,7 @@ class UDNEstimator(Predictor, NestedParameters):
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+        check_ensemble(self)
 
     @property
     def _count(self) -> int:

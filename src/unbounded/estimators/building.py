@@ -7,6 +7,7 @@ from unbounded.devices import resolve_device
 from unbounded.estimators.rows import Array, numbers
 from unbounded.layers import Layers, TableDense
 from unbounded.likelihoods import Members
+from unbounded.likelihoods.members import MOST
 from unbounded.model import UDN
 from unbounded.training import preset
 
@@ -27,6 +28,10 @@ def check_ensemble(estimator: "UDNEstimator") -> None:
         raise ValueError(
             "ensemble='shared' has layers of its own: leave layers at None and preset at 'tables', "
             "or take ensemble='deep'"
+        )
+    if estimator.n_members != "auto" and estimator.n_members > MOST:
+        raise ValueError(
+            f"n_members: at most {MOST} can share a network, got {estimator.n_members}"
         )
 
 
