@@ -23,10 +23,12 @@ from unbounded.layers import PreNormDense as PreNormDense
 from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
 from unbounded.layers import TableDense as TableDense
+from unbounded.layers import TrunkDense as TrunkDense
 from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical
 from unbounded.likelihoods import Gaussian as Gaussian
 from unbounded.likelihoods import Likelihood as Likelihood
+from unbounded.likelihoods import Members as Members
 from unbounded.likelihoods import MultiLabel as MultiLabel
 from unbounded.model import UDN as UDN
 from unbounded.predictive import predict as predict

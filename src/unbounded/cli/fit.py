@@ -82,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_preset_argument(group)
     text = "a third of the steps, the usual ones, or more with five members (default: default)"
     group.add_argument("--quality", choices=("fast", "default", "best"), help=text)
+    text = "members are networks of their own, or share one (default: deep)"
+    group.add_argument("--ensemble", choices=("deep", "shared"), help=text)
     for name, (kind, words) in _ESTIMATOR_OPTIONS.items():
         text, option = f"{words} (default: the estimator's)", f"--{name.replace('_', '-')}"
         group.add_argument(option, type=kind, metavar="N", help=text)
@@ -107,13 +109,15 @@ def run(options: argparse.Namespace) -> None:
             raise CommandError(
                 "several processes cannot share standard input: write the table to a file"
             )
+        if options.ensemble == "shared":
+            _check_shared(options)
         out, page = _outputs(options, processes.is_first)
         device = common.check_device(options.device)
         data = _prepare(options, both)
     console.say(_describe(data))
     for note in data.notes:
         console.warn(note)
-    names = ("preset", "quality", "refit", *_ESTIMATOR_OPTIONS)
+    names = ("preset", "quality", "ensemble", "refit", *_ESTIMATOR_OPTIONS)
     given = {name: getattr(options, name) for name in names}
     given["n_members"] = given.pop("members")
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -135,6 +139,16 @@ def run(options: argparse.Namespace) -> None:
             written = f"\npage:  {one_line(page)}" if page is not None else ""
             console.say(f"model: {one_line(out)}{written}")
             console.result({"model": out, "report": page, **model.describe()})
+
+
+def _check_shared(options: argparse.Namespace) -> None:
+    """Members that share a network have layers of their own, and cannot be any number."""
+    from unbounded.likelihoods.members import MOST
+
+    if options.preset not in (None, "tables"):
+        raise CommandError("--ensemble shared has layers of its own: leave --preset at tables")
+    if (options.members or 1) > MOST:
+        raise CommandError(f"--members: at most {MOST} can share a network, got {options.members}")
 
 
 def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTable":

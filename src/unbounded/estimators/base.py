@@ -23,11 +23,12 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
+from unbounded.estimators.building import build, check_ensemble, check_members
 from unbounded.estimators.calibration import calibrate
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import Clock, quality
+from unbounded.estimators.pace import SHARING, Clock, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -36,7 +37,6 @@ from unbounded.estimators.rows import (
     WeightedRows,
     is_classes,
     merge,
-    numbers,
     split,
 )
 from unbounded.estimators.saving import Savable
@@ -85,7 +85,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         time_limit: seconds that `fit` may take, about: training ends after the last epoch that
             fits in, the rate having fallen by then. None for no limit.
         n_members: train this many models at once from different seeds and
-            average their predictions: a deep ensemble. "auto": as `quality` says.
+            average their predictions. "auto": as `quality` says, or 16 that share a network.
+        ensemble: what members are: "deep", networks of their own (a deep ensemble), or "shared",
+            one network whose matrices all members share, with small factors and heads of their
+            own and one q(ℓ) (docs/tables.md).
         random_state: a number makes everything reproducible, bit for bit on a CPU.
         device: "auto" (a GPU if there is one), or what `torch.device` takes.
         verbose: 1 shows a progress bar on standard error.
@@ -154,6 +157,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     quality: str = "default"
     time_limit: float | None = None
     n_members: int | Literal["auto"] = "auto"
+    ensemble: str = "deep"
     categorical_features: Any = "from_dtype"
     warm_start: bool = False
     random_state: Any = None
@@ -189,11 +193,19 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                 continue
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+        check_ensemble(self)
 
     @property
     def _count(self) -> int:
-        """How many members there are."""
+        """How many networks there are."""
+        if self.ensemble == "shared":
+            return 1
         return quality(self.quality).members if self.n_members == "auto" else self.n_members
+
+    @property
+    def _sharing(self) -> int:
+        """How many members share a network, where they do."""
+        return SHARING if self.n_members == "auto" else self.n_members
 
     def _goes_on(self) -> bool:
         """Whether `fit` trains on from the models there are."""
@@ -207,10 +219,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
-        if self._goes_on() and len(self.members_) != self._count:
-            raise ValueError(
-                f"warm_start trains {len(self.members_)} members on, n_members is {self._count}"
-            )
+        if self._goes_on():
+            check_members(self)
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
         classes = rows.y if rows.y.ndim == 1 else None
@@ -310,7 +320,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         }
         data = scalings.tensors(train, models[0])
         # Threads that have little to do wait for each other, beside other work for very long.
-        small = options["batch_size"] * self.width <= _SMALL
+        states = options["batch_size"] * models[0].likelihood.count
+        small = states * self.width <= _SMALL
         with one_thread() if small else nullcontext():
             training = Training.by_fit(models, data, **options)
         if clock.is_over:
@@ -368,32 +379,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
     def _build(self, x: Array, size: int, seed: int) -> UDN:
-        likelihood = copy.deepcopy(self.likelihood)
-        if likelihood is None:
-            likelihood = self._default_likelihood(size)
-        model = UDN(
-            self._layers(x, likelihood.num_outputs(size)),
-            likelihood,
-            # Copies: training moves λ, and the arguments stay as they were given.
-            preset(self.preset).family() if self.depth is None else copy.deepcopy(self.depth),
-            copy.deepcopy(self.depth_prior),
-            copy.deepcopy(self.weight_prior),
-            seed=seed,
-        )
-        return model.to(resolve_device(self.device))
-
-    def _layers(self, x: Array, out_features: int) -> Layers:
-        in_features = x.shape[1]
-        if self.layers is None:
-            return preset(self.preset).built(in_features, self.width, out_features, numbers(x))
-        if isinstance(self.layers, Layers):
-            return self.layers
-        if not callable(self.layers):
-            raise ValueError(
-                "layers must be a Layers or a callable (in_features, out_features) -> Layers, "
-                f"got {type(self.layers).__name__}"
-            )
-        return self.layers(in_features, out_features)
+        return build(self, x, size, seed)
 
     # scikit-learn
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from unbounded.estimators.rows import PREDICTION_ROWS, Array, Scalings, WeightedRows, is_classes
 from unbounded.estimators.spread import find_bend
+from unbounded.layers.trunk import MemberHead
 from unbounded.likelihoods import (
     Gaussian,
     LabelPrediction,
@@ -52,7 +54,7 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     x, y, weights = scalings.tensors(rows, models[0])
     device = models[0].anchor.device
     members = [predict(model, x, PREDICTION_ROWS) for model in models]
-    if isinstance(models[0].likelihood, Gaussian):
+    if isinstance(models[0].likelihood.single, Gaussian):
         _bend(models, members, y.to(device), rows.weights)
     prediction = combine(members)
     each = _log_likelihood(prediction, y.to(device))
@@ -73,9 +75,9 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
 
 def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weights: Array) -> None:
     """Let σ follow the mean where held-out rows show that it does (`find_bend`)."""
-    noises = [model.likelihood.noise for model in models]  # type: ignore[union-attr]
+    noises: list[Any] = [model.likelihood.single.noise for model in models]
     for noise in noises:
-        noise.bend(())  # type: ignore[operator]  # of an earlier training
+        noise.bend(())  # of an earlier training
     found = combine(members)
     assert isinstance(found, GaussianPrediction)
     means, deviations = found.mean.double(), found.variance.double().sqrt()
@@ -85,7 +87,7 @@ def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weigh
     if any(bend is not None for bend in bends):
         plain = [None if b is None else (b.knots.tolist(), b.values.tolist()) for b in bends]
         for noise in noises:
-            noise.bend(plain)  # type: ignore[operator]
+            noise.bend(plain)
 
 
 def _standard_error(observed: float) -> float:
@@ -95,11 +97,11 @@ def _standard_error(observed: float) -> float:
 
 def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] | None:
     """What brings a factor into the models; None where there is nothing to bring it into."""
-    likelihood = models[0].likelihood
+    likelihood = models[0].likelihood.single
     if of_classes != isinstance(likelihood, ClassLikelihood | MultiLabel):
         return None  # a likelihood of the wrong kind: predictions will say so
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
-        scales = [model.likelihood.noise.log_scale for model in models]  # type: ignore[union-attr]
+        scales = [m.likelihood.single.noise.log_scale for m in models]  # type: ignore[union-attr]
 
         def widen(factor: float) -> None:
             for scale in scales:
@@ -108,7 +110,7 @@ def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] 
         return widen
     if of_classes:
         heads = [head for model in models for head in model.network.heads.values()]
-        linear: list[nn.Linear] = [head for head in heads if type(head) is nn.Linear]
+        linear = [head for head in heads if type(head) in (nn.Linear, MemberHead)]
         if len(linear) == len(heads):
 
             def cool(factor: float) -> None:

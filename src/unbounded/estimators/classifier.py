@@ -188,7 +188,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         return {"classes": {"dtype": "object" if dtype.hasobject else dtype.str, "values": values}}
 
     def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
-        likelihood = self.model_.likelihood
+        likelihood = self.model_.likelihood.single
         if isinstance(likelihood, Gaussian):
             raise FileError("a Gaussian predicts numbers, a classifier classes")
         count = described.get("num_labels")  # files of earlier versions have none

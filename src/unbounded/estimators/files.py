@@ -133,7 +133,7 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
     estimator.set_params(
         **arguments["plain"],
         # Parts that were given are what the model has now.
-        **{name: getattr(model, name) for name in arguments["parts"]},
+        **{name: _given(model, name) for name in arguments["parts"]},
         device=device,
     )
     estimator.model_, estimator.members_ = model, members
@@ -159,6 +159,11 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
     for name in _PLAIN_ATTRIBUTES:
         setattr(estimator, f"{name}_", described[name])
     estimator._rebuild_targets(described, _WHERE)
+
+
+def _given(model: Any, part: str) -> Any:
+    """A part as the estimator was given it: of members that share a network, that of one."""
+    return model.likelihood.single if part == "likelihood" else getattr(model, part)
 
 
 def _check_arguments(plain: dict[str, Any], estimator: UDNEstimator) -> None:

@@ -21,6 +21,10 @@ class Quality(NamedTuple):
 QUALITIES = {"fast": Quality(0.3, 1), "default": Quality(1.0, 1), "best": Quality(1.5, 5)}
 
 
+SHARING = 16
+"""Members that share one network, where nobody says how many."""
+
+
 def quality(name: str) -> Quality:
     """The quality of that name, or a ValueError that says which there are."""
     if name not in QUALITIES:

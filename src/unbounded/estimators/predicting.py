@@ -68,9 +68,10 @@ class Predictor:
         prepared = [Prepared.of(model) for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
-        for start in range(0, len(x), PREDICTION_ROWS):
-            piece = scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device)
-            yield [self._checked(one.predict(piece)) for one in prepared]
+        rows = max(1, PREDICTION_ROWS // self.model_.likelihood.count)
+        for start in range(0, len(x), rows):
+            piece = scalings.x(x[start : start + rows], self.model_).to(device)
+            yield [self._checked(found) for one in prepared for found in one.predictions(piece)]
 
     def _checked(self, prediction: Prediction) -> Prediction:
         attribute, what, such = self._needed
@@ -83,8 +84,10 @@ class Predictor:
 
     def _by_depth(self, values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
         """What the members say at each of `depths_`, from `(its depths, rows, …)` of each."""
+        # Those that share a network share its q.
+        models = [model for model in self.members_ for _ in range(model.likelihood.count)]
         return average_by_depth(
             values,
-            [model.support()[0] for model in self.members_],
-            [depth_probs(model) for model in self.members_],
+            [model.support()[0] for model in models],
+            [depth_probs(model) for model in models],
         )

@@ -5,6 +5,7 @@ is kept as long as its model stays as it is. It is kept beside the model and not
 prediction changes no estimator, and pickles and files do not carry it.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -47,11 +48,11 @@ class Prepared:
             known = _known[model] = cls(model)
         return known
 
-    def predict(self, x: Tensor) -> Prediction:
-        """The mixture over depths for inputs `(rows, …)`."""
+    def predictions(self, x: Tensor) -> Sequence[Prediction]:
+        """The mixtures over depths for inputs `(rows, …)`, one for each member of the network."""
         with torch.inference_mode():
             outputs, _ = self.frozen(x)
-        return self.frozen.likelihood.predict(outputs, self.log_q)
+        return self.frozen.likelihood.predictions(outputs, self.log_q)
 
     def _look(self, model: UDN) -> list[Any]:
         """What a change of the model would change: which parts there are, and their values."""

@@ -180,7 +180,11 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     @torch.no_grad()
     def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
         self.conformal_scores_: Floats | None = None
-        if held is None or not len(held.x) or not isinstance(self.model_.likelihood, Gaussian):
+        if (
+            held is None
+            or not len(held.x)
+            or not isinstance(self.model_.likelihood.single, Gaussian)
+        ):
             return
         x, y, _ = scalings.tensors(held, self.model_)
         found = predict_ensemble(self.members_, x, PREDICTION_ROWS)
@@ -200,7 +204,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         scaling = described.get("target_scaling")
         center = scaling.get("center") if isinstance(scaling, dict) else None
         columns = len(center) if isinstance(center, list) else 0
-        likelihood, outputs = self.model_.likelihood, getattr(self.model_.layers, "out_features", 0)
+        likelihood = self.model_.likelihood.single
+        outputs = getattr(self.model_.layers, "out_features", 0)
         if isinstance(likelihood, Gaussian):
             columns = outputs // likelihood.noise.outputs_per_target or columns
         elif isinstance(likelihood, ClassLikelihood):

@@ -1,7 +1,7 @@
 """Files of fitted estimators, as methods; `unbounded.estimators.files` has what is in them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 class Savable:
     """An estimator with `save` and `load`; the subclass knows how to describe its targets."""
 
-    def save(
-        self: "UDNEstimator", path: str | Path, *, extra: dict[str, Any] | None = None
-    ) -> None:
+    def save(self, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
         """Write the fitted estimator to one safetensors file: data only, no pickle.
 
         Args:
@@ -21,7 +19,7 @@ class Savable:
         """
         from unbounded.estimators import files
 
-        files.save(self, path, extra=extra)
+        files.save(cast("UDNEstimator", self), path, extra=extra)
 
     @classmethod
     def load(cls, path: str | Path, **options: Any) -> Self:

@@ -46,9 +46,12 @@ def check_depth(described: dict[str, Any], num_layers: int, state: dict[str, Ten
 
 def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> None:
     """A noise for so many targets must have a tensor of that size."""
-    noise = described["config"].get("noise", {})
+    config, prefix = described["config"], "likelihood."
+    if "each" in config:  # of several members
+        config, prefix = config["each"], "likelihood.each."
+    noise = config.get("noise", {})
     if "num_targets" in noise:
-        _check_shape("likelihood.noise.log_scale", state, (noise["num_targets"],))
+        _check_shape(f"{prefix}noise.log_scale", state, (noise["num_targets"],))
     if len(noise.get("bends", ())) not in (0, noise.get("num_targets")):
         raise FileError(f"its noise has {len(noise['bends'])} bends for {noise['num_targets']}")
 
@@ -136,8 +139,10 @@ def check_outputs(model: Any) -> None:
     size = getattr(model.layers, "out_features", None)
     if not isinstance(size, int):
         return
-    likelihood = model.likelihood
-    likelihood.check_outputs(model.anchor.new_zeros(1, 1, size))
+    members = getattr(model.layers, "members", None)
+    event = (size,) if members is None else (members, size)
+    model.likelihood.check_outputs(model.anchor.new_zeros(1, 1, *event))
+    likelihood = model.likelihood.single
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
         scales = likelihood.noise.log_scale.detach().float().exp()
         if not bool(((scales > 0) & (scales < math.inf)).all()):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,10 +15,18 @@ from unbounded.depth import (
     TruncatedNormal,
     TruncatedPoisson,
 )
-from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense, TableDense
+from unbounded.layers import (
+    Dense,
+    PreNormDense,
+    ResidualConv,
+    ResidualDense,
+    TableDense,
+    TrunkDense,
+)
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, MultiLabel
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Members, MultiLabel
+from unbounded.likelihoods.members import MOST
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
 from unbounded.schema import (
     Check,
@@ -64,7 +73,8 @@ CONCENTRATION = real(1e-4, 1e12)
 
 
 def _by_kind(
-    kinds: Mapping[str, Mapping[str, Check]], maybe: Mapping[str, Mapping[str, Check]]
+    kinds: Mapping[str, Mapping[str, Check]],
+    maybe: Mapping[str, Mapping[str, Check]] = MappingProxyType({}),
 ) -> Check:
     """An object whose field "kind" says which other fields it has, or may have."""
 
@@ -101,6 +111,24 @@ _NOISE = _by_kind(
     maybe={"LearntNoise": {"bends": list_of(optional(_bend))}},
 )
 
+_LIKELIHOODS: dict[Any, Mapping[str, Check]] = {
+    Categorical: {"num_classes": whole(2)},
+    Bernoulli: {},
+    MultiLabel: {"num_labels": _SIZE},
+    Gaussian: {"noise": _NOISE},
+}
+_MEMBERS: Mapping[str, Check] = {
+    "each": _by_kind({cls.__name__: fields for cls, fields in _LIKELIHOODS.items()}),
+    "count": whole(1, MOST),
+}
+_TABLE: Mapping[str, Check] = {
+    **_DENSE,
+    "embedded": list_of(whole(0)),
+    "frequencies": _SIZE,
+    "embedding": whole(2),
+    "spread": _POSITIVE,
+}
+
 # The only names that a file can ask for, and their arguments. A file never names a module or an
 # import path.
 _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
@@ -108,13 +136,8 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
         Dense: _DENSE,
         ResidualDense: {**_DENSE, "identity": flag},
         PreNormDense: _DENSE,
-        TableDense: {
-            **_DENSE,
-            "embedded": list_of(whole(0)),
-            "frequencies": _SIZE,
-            "embedding": whole(2),
-            "spread": _POSITIVE,
-        },
+        TableDense: _TABLE,
+        TrunkDense: {**_TABLE, "members": whole(1, MOST)},
         ResidualConv: {
             "in_channels": _SIZE,
             "out_features": _SIZE,
@@ -124,12 +147,7 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
             "init": choice(*ResidualConv.INITS),
         },
     },
-    "likelihood": {
-        Categorical: {"num_classes": whole(2)},
-        Bernoulli: {},
-        MultiLabel: {"num_labels": _SIZE},
-        Gaussian: {"noise": _NOISE},
-    },
+    "likelihood": {**_LIKELIHOODS, Members: _MEMBERS},
     "depth": {
         TruncatedPoisson: _RATE,
         TruncatedConwayMaxwell: {**_RATE, "concentration": CONCENTRATION},

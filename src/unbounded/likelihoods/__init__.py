@@ -12,3 +12,4 @@ from unbounded.likelihoods.gaussian import InputNoise as InputNoise
 from unbounded.likelihoods.gaussian import LearntNoise as LearntNoise
 from unbounded.likelihoods.labels import LabelPrediction as LabelPrediction
 from unbounded.likelihoods.labels import MultiLabel as MultiLabel
+from unbounded.likelihoods.members import Members as Members

@@ -1,6 +1,7 @@
 """The contract of a likelihood and of what it predicts."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,16 @@ class Likelihood(nn.Module, ABC):
     """The score by which the best epoch is chosen."""
     higher_is_better: bool = True
 
+    @property
+    def single(self) -> "Likelihood":
+        """The likelihood of one member, where several share a network (`Members`); else this."""
+        return self
+
+    @property
+    def count(self) -> int:
+        """How many members share a network."""
+        return 1
+
     @abstractmethod
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """log p(y_i; Ω_ℓ(x_i)): `(depth, batch, *event)` and `(batch, …)` → `(depth, batch)`."""
@@ -65,6 +76,10 @@ class Likelihood(nn.Module, ABC):
                 f"{tuple(outputs.shape)} and targets {tuple(y.shape)}"
             )
         return found
+
+    def log_scores(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What a depth is judged by on held-out rows, `(depth, batch)`: `log_lik`, by default."""
+        return self.log_lik(outputs, y)
 
     def guess(self, y: Tensor) -> Tensor | None:
         """log p₀(y_i) of the best prediction that ignores x, fitted to these targets: `(batch,)`.
@@ -97,6 +112,10 @@ class Likelihood(nn.Module, ABC):
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> Prediction:
         """The mixture over depths."""
         return Prediction(self, outputs, depth_log_probs)
+
+    def predictions(self, outputs: Tensor, depth_log_probs: Tensor) -> Sequence[Prediction]:
+        """The mixture over depths of each member that shares the network."""
+        return [self.predict(outputs, depth_log_probs)]
 
     def score(self, prediction: Prediction, y: Tensor) -> Tensor:
         """A number for each row whose mean is the score (before `finish_score`): `(batch,)`."""

@@ -75,7 +75,7 @@ class SetScores:
                         outputs = model(x)
                     outputs = outputs.float()
                 if keep in sizes:
-                    by_depth = likelihood.log_lik(outputs, y)
+                    by_depth = likelihood.log_scores(outputs, y)
                     place = list(sizes).index(keep)
                     kept.append(part.in_place(by_depth.split(list(sizes.values()), 1)[place]))
                 score, log_prob = row_scores(likelihood, outputs, log_q, y)

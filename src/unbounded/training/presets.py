@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unbounded.depth import DepthFamily, TruncatedNormal, TruncatedPoisson
-from unbounded.layers import Dense, Layers, PreNormDense, TableDense
+from unbounded.layers import Dense, Layers, PreNormDense, TableDense, TrunkDense
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.held_out import HeldOutAscent
 
@@ -61,7 +61,12 @@ class Preset:
     classes: Rates = Rates()
 
     def built(
-        self, in_features: int, width: int, out_features: int, numbers: Sequence[int]
+        self,
+        in_features: int,
+        width: int,
+        out_features: int,
+        numbers: Sequence[int],
+        members: int | None = None,
     ) -> Layers:
         """The layers for a table.
 
@@ -70,10 +75,13 @@ class Preset:
             width: of hidden states.
             out_features: of the heads.
             numbers: columns with more than two values.
+            members: how many share the layers of the preset "tables"; None for a lone network.
         """
         if self.layers is not TableDense:
             return self.layers(in_features, width, out_features)
         embedded = numbers if len(numbers) <= _MOST_EMBEDDED else ()
+        if members is not None:
+            return TrunkDense(in_features, width, out_features, members=members, embedded=embedded)
         return self.layers(in_features, width, out_features, embedded=embedded)
 
     def fitting(

@@ -42,9 +42,16 @@ class LikelihoodStack:
         found = vmap(self._with(Likelihood.log_lik))(named, outputs, y)
         return found
 
-    def log_lik_of(self, outputs: Tensor, y: Tensor, source: str) -> Tensor:
-        """The same with the parameters in the block's tensor of that name."""
-        return self.log_lik(outputs, y, self._row(source))
+    def log_scores(self, outputs: Tensor, y: Tensor, source: str) -> Tensor:
+        """The same for held-out rows, with the parameters in the block's tensor of that name."""
+        row = self._row(source)
+        named = {} if self.block is None or row is None else self.block.shape.unpack(row)
+
+        def log_scores(likelihood: Likelihood, *arguments: Tensor) -> Tensor:
+            return likelihood.log_scores(*arguments)
+
+        found = vmap(self._with(log_scores))(named, outputs, y)
+        return found
 
     def scores(self, outputs: Tensor, log_q: Tensor, y: Tensor, source: str) -> Tensor:
         """Score and log score of each row, `(members, 2, batch)`.

@@ -31,6 +31,6 @@ def score_set(
         outputs = work.network.evaluate(x, work.source)
         rows = work.likelihood.scores(outputs, log_q, y, work.source)  # (members, 2, rows)
         if rule is not None:
-            rule.keep(start, work.likelihood.log_lik_of(outputs, y, work.source))
+            rule.keep(start, work.likelihood.log_scores(outputs, y, work.source))
         totals += over.sums(rows, None if weights is None else weights[:, None])
     return over.mean_and_error(totals)

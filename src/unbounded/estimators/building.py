@@ -1,0 +1,84 @@
+"""From the arguments of an estimator to an untrained model."""
+
+import copy
+from typing import TYPE_CHECKING
+
+from unbounded.devices import resolve_device
+from unbounded.estimators.rows import Array, numbers
+from unbounded.layers import Layers, TableDense
+from unbounded.likelihoods import Members
+from unbounded.likelihoods.members import MOST
+from unbounded.model import UDN
+from unbounded.training import preset
+
+if TYPE_CHECKING:
+    from unbounded.estimators.base import UDNEstimator
+
+ENSEMBLES = ("deep", "shared")
+"""Networks of their own, or one whose layers the members share."""
+
+
+def check_ensemble(estimator: "UDNEstimator") -> None:
+    """A ValueError if there is no such ensemble, or none of such layers."""
+    if estimator.ensemble not in ENSEMBLES:
+        raise ValueError(f"ensemble must be one of {ENSEMBLES}, got {estimator.ensemble!r}")
+    if estimator.ensemble != "shared":
+        return
+    if estimator.layers is not None or preset(estimator.preset).layers is not TableDense:
+        raise ValueError(
+            "ensemble='shared' has layers of its own: leave layers at None and preset at 'tables', "
+            "or take ensemble='deep'"
+        )
+    if estimator.n_members != "auto" and estimator.n_members > MOST:
+        raise ValueError(
+            f"n_members: at most {MOST} can share a network, got {estimator.n_members}"
+        )
+
+
+def check_members(estimator: "UDNEstimator") -> None:
+    """A ValueError if the models that are trained on are of another ensemble."""
+    found = [model.likelihood.count for model in estimator.members_]
+    shared = estimator.ensemble == "shared"
+    wanted = [estimator._sharing] if shared else [1] * estimator._count
+    if found != wanted:
+        raise ValueError(
+            f"warm_start trains {sum(found)} members on, n_members is {sum(wanted)} "
+            f"and ensemble {estimator.ensemble!r}"
+        )
+
+
+def build(estimator: "UDNEstimator", x: Array, size: int, seed: int) -> UDN:
+    """A model for rows `x` and `size` classes or targets."""
+    likelihood = copy.deepcopy(estimator.likelihood)
+    if likelihood is None:
+        likelihood = estimator._default_likelihood(size)
+    layers = _layers(estimator, x, likelihood.num_outputs(size))
+    if estimator.ensemble == "shared":
+        likelihood = Members(likelihood, estimator._sharing)
+    recipe = preset(estimator.preset)
+    model = UDN(
+        layers,
+        likelihood,
+        # Copies: training moves λ, and the arguments stay as they were given.
+        recipe.family() if estimator.depth is None else copy.deepcopy(estimator.depth),
+        copy.deepcopy(estimator.depth_prior),
+        copy.deepcopy(estimator.weight_prior),
+        seed=seed,
+    )
+    return model.to(resolve_device(estimator.device))
+
+
+def _layers(estimator: "UDNEstimator", x: Array, out_features: int) -> Layers:
+    in_features, given = x.shape[1], estimator.layers
+    if given is None:
+        members = estimator._sharing if estimator.ensemble == "shared" else None
+        recipe = preset(estimator.preset)
+        return recipe.built(in_features, estimator.width, out_features, numbers(x), members)
+    if isinstance(given, Layers):
+        return given
+    if not callable(given):
+        raise ValueError(
+            "layers must be a Layers or a callable (in_features, out_features) -> Layers, "
+            f"got {type(given).__name__}"
+        )
+    return given(in_features, out_features)
