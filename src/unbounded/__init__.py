@@ -23,10 +23,12 @@ from unbounded.layers import PreNormDense as PreNormDense
 from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
 from unbounded.layers import TableDense as TableDense
+from unbounded.layers import TransformerLayers as TransformerLayers
 from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical
 from unbounded.likelihoods import Gaussian as Gaussian
 from unbounded.likelihoods import Likelihood as Likelihood
+from unbounded.likelihoods import Tokens as Tokens
 from unbounded.model import UDN as UDN
 from unbounded.predictive import predict as predict
 from unbounded.priors import GaussianWeights as GaussianWeights
@@ -34,6 +36,7 @@ from unbounded.priors import GeometricDepth as GeometricDepth
 from unbounded.priors import PoissonDepth as PoissonDepth
 from unbounded.priors import UniformDepth as UniformDepth
 from unbounded.training import HeldOutAscent as HeldOutAscent
+from unbounded.training import Stream as Stream
 from unbounded.training import fit as fit
 from unbounded.training import make_optimizer as make_optimizer
 from unbounded.training import step as step

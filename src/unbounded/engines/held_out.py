@@ -2,22 +2,31 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from unbounded.engines.base import VALIDATION
 from unbounded.model import UDN
-from unbounded.steps.batches import LoaderBatches
+from unbounded.schema import FileError
+from unbounded.steps.batches import Batches, LoaderBatches
 from unbounded.steps.depth_rules import DepthRule
-from unbounded.steps.scoring import SetScores
+from unbounded.steps.scoring import SetScores, per_observation, row_weights
+from unbounded.steps.streams import StreamBatches
 
 
-def check_rule(rule: DepthRule | None, sets: Mapping[str, object]) -> None:
+def check_rule(
+    rule: DepthRule | None, sets: Mapping[str, object], data: Batches | None = None
+) -> None:
     """A ValueError if the rule needs held-out rows that there are not; data of any engine."""
     if rule is None or not rule.needs_held_out:
         return
     name = type(rule).__name__
     if VALIDATION not in sets:
-        raise ValueError(f"{name} looks at held-out rows: it needs a validation set")
+        if isinstance(data, StreamBatches):
+            return
+        raise ValueError(
+            f"{name} looks at held-out rows: it needs a validation set, or a Stream of fresh ones"
+        )
     if isinstance(sets[VALIDATION], LoaderBatches):
         raise ValueError(
             f"{name} follows each held-out row: give the validation set as arrays, "
@@ -25,15 +34,85 @@ def check_rule(rule: DepthRule | None, sets: Mapping[str, object]) -> None:
         )
 
 
-def look(rule: DepthRule, model: UDN, scores: SetScores) -> None:
-    """Show the rule what each depth makes of the held-out rows."""
+class FreshRows:
+    """What each depth made of the rows of a stream before they were trained on.
+
+    Rows of one epoch are one look. The rule follows
+    rows by their place, and means over time of rows that are others each time have just the
+    spread that the rule takes them to have: that of independent rows.
+    """
+
+    def __init__(self, data: StreamBatches):
+        self.data = data
+        self.weights: Tensor | None = None  # of the rows that were looked at last
+        self._log_lik: list[Tensor] = []
+        self._y: list[Tensor] = []
+
+    def add(self, log_lik: Tensor | None, y: Tensor) -> None:
+        """Rows of a batch: `(depth, rows)`, with their targets; None where no rule asks."""
+        if log_lik is not None:
+            self._log_lik.append(log_lik)
+            self._y.append(y)
+
+    def clear(self) -> None:
+        """Begin an epoch."""
+        self._log_lik, self._y = [], []
+
+    def look(self, rule: DepthRule, model: UDN) -> None:
+        """Show the rule the rows of this epoch."""
+        if not self._log_lik:
+            return
+        depth = min(len(one) for one in self._log_lik)  # λ moves between epochs alone
+        log_lik = torch.cat([one[:depth] for one in self._log_lik], 1)
+        likelihood = model.likelihood
+        guesses = [likelihood.guess(y) for y in self._y]  # batches may be of several lengths
+        each = [row_weights(likelihood, y, None) for y in self._y]
+        held = [per_observation(likelihood, torch.ones_like(y[:, 0]).double(), y) for y in self._y]
+        share = torch.cat(held)
+        guess = None if guesses[0] is None else torch.cat(guesses) * share  # type: ignore[arg-type]
+        self.weights = None if each[0] is None else torch.cat(each)  # type: ignore[arg-type]
+        rule.look(model, log_lik * share, guess, self.weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """How many batches were taken, and the weights that the rule moves by next."""
+        found = {"taken": torch.tensor(self.data.taken)}
+        return found if self.weights is None else {**found, "weights": self.weights}
+
+    def check_state(self, state: dict[str, Tensor], steps: int) -> None:
+        """A FileError unless `load_state` can take these tensors."""
+        taken, weights = state.get("taken"), state.get("weights")
+        if taken is None or taken.shape != () or taken.dtype != torch.int64 or int(taken) != steps:
+            raise FileError("the tensor fresh.taken should be the number of steps")
+        if weights is not None and (weights.dim() != 1 or not bool(torch.isfinite(weights).all())):
+            raise FileError("the tensor fresh.weights should be a finite number for each row")
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on behind the batches that were taken."""
+        self.data.skip(int(state["taken"]))
+        weights = state.get("weights")
+        self.weights = None if weights is None else weights.to(self.data.model.anchor.device)
+
+
+def look(rule: DepthRule, model: UDN, scores: SetScores, fresh: FreshRows | None = None) -> None:
+    """Show the rule what each depth makes of the held-out rows, or of fresh ones."""
+    if VALIDATION not in scores.sets:
+        assert fresh is not None  # see `check_rule`
+        fresh.look(rule, model)
+        return
     held_out = scores.sets[VALIDATION]
-    assert not isinstance(held_out, LoaderBatches)  # see `check_rule`
-    guess = model.likelihood.guess(held_out.y)
-    rule.look(model, scores.by_depth.clone(), guess, weights(scores))
+    assert not isinstance(held_out, LoaderBatches | StreamBatches)  # see `check_rule`
+    likelihood, y = model.likelihood, held_out.y
+    guess = likelihood.guess(y)
+    if guess is not None:
+        guess = per_observation(likelihood, guess, y)
+    by_depth = per_observation(likelihood, scores.by_depth.clone(), y)
+    rule.look(model, by_depth, guess, weights(model, scores))
 
 
-def weights(scores: SetScores) -> Tensor | None:
+def weights(model: UDN, scores: SetScores, fresh: FreshRows | None = None) -> Tensor | None:
     """How often each held-out row counts, `(rows,)`."""
-    found: Tensor | None = getattr(scores.sets[VALIDATION], "weights", None)
-    return found
+    if VALIDATION not in scores.sets:
+        return None if fresh is None else fresh.weights
+    held_out = scores.sets[VALIDATION]
+    assert not isinstance(held_out, LoaderBatches | StreamBatches)
+    return row_weights(model.likelihood, held_out.y, getattr(held_out, "weights", None))

@@ -135,7 +135,8 @@ def check_outputs(model: Any) -> None:
     if not isinstance(size, int):
         return
     likelihood = model.likelihood
-    likelihood.check_outputs(model.anchor.new_zeros(1, 1, size))
+    places = [1] * (likelihood.output_axes - 1)
+    likelihood.check_outputs(model.anchor.new_zeros(1, 1, *places, size))
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
         scales = likelihood.noise.log_scale.detach().float().exp()
         if not bool(((scales > 0) & (scales < math.inf)).all()):

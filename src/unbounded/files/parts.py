@@ -13,10 +13,19 @@ from unbounded.depth import (
     TruncatedNormal,
     TruncatedPoisson,
 )
-from unbounded.layers import Dense, PreNormDense, ResidualConv, ResidualDense, TableDense
+from unbounded.layers import (
+    Dense,
+    PreNormDense,
+    ResidualConv,
+    ResidualDense,
+    TableDense,
+    TransformerLayers,
+)
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian
+from unbounded.layers.transformer import POSITIONS
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Tokens
+from unbounded.likelihoods.tokens import MIXES, SCORES
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
 from unbounded.schema import (
     Check,
@@ -105,11 +114,21 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
             "strides": list_of(whole(1, 1024), most=_STAGES + 1),
             "init": choice(*ResidualConv.INITS),
         },
+        TransformerLayers: {
+            **dict.fromkeys(("vocabulary", "width", "heads", "out_features"), _SIZE),
+            "causal": flag,
+            "positions": choice(*POSITIONS),
+            "max_length": optional(_SIZE),
+            "expansion": _SIZE,
+            "shares_head": flag,
+            "tied": flag,
+        },
     },
     "likelihood": {
         Categorical: {"num_classes": whole(2)},
         Bernoulli: {},
         Gaussian: {"noise": _NOISE},
+        Tokens: {"vocabulary": whole(2), "mix": choice(*MIXES), "score": choice(*SCORES)},
     },
     "depth": {
         TruncatedPoisson: _RATE,

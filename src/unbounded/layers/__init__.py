@@ -7,3 +7,4 @@ from unbounded.layers.dense import Dense as Dense
 from unbounded.layers.dense import PreNormDense as PreNormDense
 from unbounded.layers.dense import ResidualDense as ResidualDense
 from unbounded.layers.tables import TableDense as TableDense
+from unbounded.layers.transformer import TransformerLayers as TransformerLayers

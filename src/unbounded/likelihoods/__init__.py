@@ -10,3 +10,5 @@ from unbounded.likelihoods.gaussian import Gaussian as Gaussian
 from unbounded.likelihoods.gaussian import GaussianPrediction as GaussianPrediction
 from unbounded.likelihoods.gaussian import InputNoise as InputNoise
 from unbounded.likelihoods.gaussian import LearntNoise as LearntNoise
+from unbounded.likelihoods.tokens import TokenPrediction as TokenPrediction
+from unbounded.likelihoods.tokens import Tokens as Tokens
