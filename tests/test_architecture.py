@@ -15,7 +15,7 @@ ROOMS = [
     {"elbo"},
     {"layers"},
     {"network"},
-    {"growth", "predictive", "frozen"},
+    {"growth", "predictive", "frozen", "generation"},
     {"model"},
     {"files"},
     {"parallel"},

@@ -16,6 +16,8 @@ from unbounded.elbo import ElboTerms as ElboTerms
 from unbounded.files import FileError as FileError
 from unbounded.files import load as load
 from unbounded.files import save as save
+from unbounded.generation import Generated as Generated
+from unbounded.generation import generate as generate
 from unbounded.layers import CustomLayers as CustomLayers
 from unbounded.layers import Dense as Dense
 from unbounded.layers import Layers as Layers

@@ -111,8 +111,8 @@ class Tokens(Likelihood):
         return self.token_log_prob(outputs, y).sum(-1)
 
     def observations(self, y: Tensor) -> Tensor:
-        """How many tokens of each row count, `(batch,)`."""
-        return (y != self.ignored).sum(-1).to(torch.get_default_dtype())
+        """How many tokens of each row count, `(batch,)`, in double precision."""
+        return (y != self.ignored).sum(-1).double()
 
     def guess(self, y: Tensor) -> Tensor:
         """The tokens' frequencies, with one more of each: `(batch,)`, sums over time."""
@@ -172,7 +172,8 @@ class Tokens(Likelihood):
         total = self.observations(y).clamp(min=1)
         if self.score_name == "accuracy":
             return ((prediction.tokens == y) & (y != self.ignored)).sum(-1) / total
-        return -prediction.log_prob(y) / total
+        found: Tensor = -prediction.log_prob(y) / total
+        return found
 
     def finish_score(self, mean: float) -> float:
         """From nats a token to a perplexity or bits."""

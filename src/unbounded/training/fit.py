@@ -54,9 +54,8 @@ def fit(
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
             Under torchrun the processes share the rows of each batch: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, or a DataLoader
-            of (x, y) pairs, or a `Stream`; a list of these for several models. Inputs with parts
-            are a tuple or dict of tensors.
+        x: inputs `(rows, …)` as a tensor, array, frame, or parts of these; or (x, y), `ImageData`, or a DataLoader
+            of (x, y) pairs, or a `Stream`; a list of these for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
