@@ -54,8 +54,8 @@ def fit(
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
             Under torchrun the processes share the rows of each batch: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array, frame, or parts of these; or (x, y), `ImageData`, or a DataLoader
-            of (x, y) pairs, or a `Stream`; a list of these for several models.
+        x: inputs `(rows, …)` as a tensor, array, frame or parts of these; or (x, y), `ImageData`, a
+            `Stream`, or a DataLoader of (x, y) pairs; a list of these for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
