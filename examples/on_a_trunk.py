@@ -36,9 +36,9 @@ def run(epochs: int = 60, path: str = "on_a_trunk.udn") -> list[ub.UDN]:
         trunk[0].weight.normal_(std=2.0, generator=generator)
     layers = OnATrunk(trunk, 16, 32, 2)
     models = [ub.UDN(layers, ub.Categorical(2), ub.TruncatedNormal(), seed=s) for s in range(3)]
-    rest = {"epochs": epochs, "depth_rule": ub.HeldOutAscent()}
-    ub.fit(models[0], *train, validation=held_out, **rest)  # one model,
-    ub.fit(models[1:], train, validation=held_out, **rest)  # many at once,
+    for some in (models[0], models[1:]):  # one model, and many at once
+        rule = ub.HeldOutAscent()  # it keeps what it has seen: each training has its own
+        ub.fit(some, train, validation=held_out, epochs=epochs, depth_rule=rule)
     ub.save(models[0], path)  # and a file
     return [*models, ub.load(path, layers=layers)]
 

@@ -311,6 +311,26 @@ def test_a_rule_looks_at_fresh_rows_before_they_are_trained_on():
     torch.testing.assert_close(guess, ub.Tokens(V).guess(y) / weights)
 
 
+@pytest.mark.parametrize("engine", [Eager, lambda: Graphs(lag=0)], ids=["eager", "graphs"])
+def test_streams_of_plain_rows(engine):
+    def draw(generator):
+        x = torch.randn(16, 2, generator=generator)
+        return x, (x[:, 0] * x[:, 1] > 0).long(), torch.ones(16)
+
+    net = ub.UDN(ub.PreNormDense(2, 8, 2), ub.Categorical(2), ub.TruncatedNormal(1.0, 0.5))
+    result = ub.fit(
+        net,
+        ub.Stream(draw, 4, 2000),
+        epochs=3,
+        depth_rule=ub.HeldOutAscent(),
+        engine=engine(),
+        progress=False,
+    )
+    assert result.history.rows[-1]["depth_mean"] > 2  # it leapt to the reference
+    with pytest.raises(ValueError, match="several processes|a Stream has no end"):
+        ub.fit(net, ub.Stream(draw, 4, 100), validation=ub.Stream(draw, 4, 100), epochs=1)
+
+
 def test_a_budget_makes_a_stream_and_its_epochs():
     stream, epochs = ub.Stream.for_budget([], budget=1000, batch=30, looks=10)
     assert stream.num_data == 1000
@@ -361,6 +381,27 @@ def test_trees():
     assert not trees.is_tree(((0, 1), (1, 0)))
     with pytest.raises(ValueError, match="same rows"):
         trees.num_rows((torch.zeros(2), torch.zeros(3)))
+
+
+def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
+    x, y = shifted(8, 5)
+    grads = []
+    for recomputes in (False, True):
+        net = model(ub.FixedDepth(2))
+        net.network.configure(recomputes=recomputes)
+        mask = torch.ones_like(x).bool()
+        net.elbo((x, mask), y, 100).elbo.backward()
+        grads.append([p.grad for p in net.network.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+    net = ub.UDN(ub.TransformerLayers(V, 8, heads=2), ub.Tokens(V), ub.FixedDepth(2))
+    info = ub.step(net, ub.make_optimizer(net), x, y, 100, autocast=torch.bfloat16)
+    assert math.isfinite(info.loss)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+    with pytest.raises(ValueError, match="how many tokens the loader's data set has"):
+        ub.fit(net, loader, epochs=1)
+    result = ub.fit(net, loader, validation=loader, epochs=1, num_data=32, progress=False)
+    assert result.best_row["val_perplexity"] > 1
 
 
 def test_graphs_take_tokens():

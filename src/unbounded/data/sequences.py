@@ -32,12 +32,14 @@ class Hops:
         length: letters of a sequence.
         letters: how many there are.
         rows: sequences of a batch.
+        device: where targets are computed. Inputs are drawn on the host, alike for all devices.
     """
 
     hops: int = 1
     length: int = 64
     letters: int = 8
     rows: int = 64
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         _check_sizes(self, hops=1, length=2, letters=2, rows=1)
@@ -55,6 +57,7 @@ class Hops:
     def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Letters and targets, `(rows, length)` each."""
         x = torch.randint(self.letters, (self.rows, self.length), generator=generator)
+        x = x.to(self.device, non_blocking=True)
         return x, self.targets(x)
 
     def targets(self, x: Tensor) -> Tensor:
@@ -81,11 +84,13 @@ class WordProblem:
         group: "S3", "A5" or "Z60".
         length: elements of a sequence.
         rows: sequences of a batch.
+        device: where targets are computed.
     """
 
     group: str = "A5"
     length: int = 16
     rows: int = 64
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
@@ -100,11 +105,12 @@ class WordProblem:
     def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Elements and their products so far, `(rows, length)` each."""
         x = torch.randint(self.vocabulary, (self.rows, self.length), generator=generator)
+        x = x.to(self.device, non_blocking=True)
         return x, self.targets(x)
 
     def targets(self, x: Tensor) -> Tensor:
         """x_1, x_1·x_2, …"""
-        products = table(self.group).to(x.device)
+        products = table(self.group, x.device)
         found = [x[:, 0]]
         for place in range(1, x.shape[1]):
             found.append(products[found[-1], x[:, place]])
@@ -112,8 +118,10 @@ class WordProblem:
 
 
 @cache
-def table(group: str) -> Tensor:
+def table(group: str, device: torch.device = torch.device("cpu")) -> Tensor:  # noqa: B008
     """a, b ↦ a·b of a group's elements by number, `(elements, elements)`."""
+    if device.type != "cpu":
+        return table(group).to(device)
     if group == "Z60":
         numbers = torch.arange(60)
         return (numbers[:, None] + numbers) % 60

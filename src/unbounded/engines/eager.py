@@ -267,7 +267,7 @@ class Eager(Engine):
         )
         member.terms.extend(info.terms)
         if member.fresh is not None:
-            member.fresh.add(info.log_lik, batch.y)
+            member.fresh.add(info.log_lik, batch)
 
     def _grow(self, member: Member, support: tuple[int, int] | None, batch: Batch) -> None:
         """Create what the support needs, if there is room, and tell whom it concerns."""

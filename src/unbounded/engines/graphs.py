@@ -96,7 +96,7 @@ class Graphs(Eager):
         captures.lagging.send()
         member.terms.extend(entry.terms.clone().unbind())
         if member.fresh is not None and entry.rows is not None:
-            member.fresh.add(entry.rows.clone(), batch.y)
+            member.fresh.add(entry.rows.clone(), batch)
 
     def _release(self, member: Member) -> None:
         """Free the graphs."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from unbounded.engines.base import VALIDATION
 from unbounded.model import UDN
 from unbounded.schema import FileError
-from unbounded.steps.batches import Batches, LoaderBatches
+from unbounded.steps.batches import Batch, Batches, LoaderBatches
 from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.scoring import SetScores, per_observation, row_weights
 from unbounded.steps.streams import StreamBatches
@@ -37,41 +37,44 @@ def check_rule(
 class FreshRows:
     """What each depth made of the rows of a stream before they were trained on.
 
-    Rows of one epoch are one look. The rule follows
-    rows by their place, and means over time of rows that are others each time have just the
-    spread that the rule takes them to have: that of independent rows.
+    Rows of one epoch are one look. The rule follows rows by their place, and means over time of
+    rows that are others each time have just the spread that the rule takes them to have: that of
+    independent rows.
     """
 
     def __init__(self, data: StreamBatches):
         self.data = data
         self.weights: Tensor | None = None  # of the rows that were looked at last
-        self._log_lik: list[Tensor] = []
-        self._y: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Batch]] = []
 
-    def add(self, log_lik: Tensor | None, y: Tensor) -> None:
-        """Rows of a batch: `(depth, rows)`, with their targets; None where no rule asks."""
+    def add(self, log_lik: Tensor | None, batch: Batch) -> None:
+        """A batch with its log-likelihoods `(depth, rows)`; None where no rule asks."""
         if log_lik is not None:
-            self._log_lik.append(log_lik)
-            self._y.append(y)
+            self._seen.append((log_lik, batch._replace(x=None)))
 
     def clear(self) -> None:
         """Begin an epoch."""
-        self._log_lik, self._y = [], []
+        self._seen = []
 
     def look(self, rule: DepthRule, model: UDN) -> None:
         """Show the rule the rows of this epoch."""
-        if not self._log_lik:
+        if not self._seen:
             return
-        depth = min(len(one) for one in self._log_lik)  # λ moves between epochs alone
-        log_lik = torch.cat([one[:depth] for one in self._log_lik], 1)
         likelihood = model.likelihood
-        guesses = [likelihood.guess(y) for y in self._y]  # batches may be of several lengths
-        each = [row_weights(likelihood, y, None) for y in self._y]
-        held = [per_observation(likelihood, torch.ones_like(y[:, 0]).double(), y) for y in self._y]
-        share = torch.cat(held)
-        guess = None if guesses[0] is None else torch.cat(guesses) * share  # type: ignore[arg-type]
-        self.weights = None if each[0] is None else torch.cat(each)  # type: ignore[arg-type]
-        rule.look(model, log_lik * share, guess, self.weights)
+        depth = min(len(log_lik) for log_lik, _ in self._seen)  # λ moves between epochs alone
+        batches = [batch for _, batch in self._seen]
+        if len({batch.y.shape[1:] for batch in batches}) == 1 and batches[0].weights is None:
+            batches = [Batch(None, torch.cat([batch.y for batch in batches]), None)]
+        shares, guesses, weights = [], [], []
+        for _, y, own in batches:
+            share = per_observation(likelihood, y.new_ones(len(y), dtype=torch.float64), y)
+            guess, each = likelihood.guess(y), row_weights(likelihood, y, own)
+            shares.append(share)
+            guesses += [] if guess is None else [guess * share]
+            weights += [] if each is None else [each]
+        log_lik = torch.cat([one[:depth] for one, _ in self._seen], 1) * torch.cat(shares)
+        self.weights = torch.cat(weights) if weights else None
+        rule.look(model, log_lik, torch.cat(guesses) if guesses else None, self.weights)
 
     def state(self) -> dict[str, Tensor]:
         """How many batches were taken, and the weights that the rule moves by next."""

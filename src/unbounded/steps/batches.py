@@ -80,9 +80,6 @@ class LoaderBatches:
     def __init__(self, loader: "DataLoader[Any]", model: "UDN", num_data: int | None):
         self.loader = loader
         self.model = model
-        unit = model.likelihood.unit
-        if num_data is None and unit != "rows":
-            raise ValueError(f"say num_data: how many {unit} the loader's data set has")
         if num_data is None:
             try:
                 num_data = len(loader.dataset)  # type: ignore[arg-type]
@@ -205,6 +202,9 @@ def training_batches(
             unit = model.likelihood.unit
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
         check_training_rows(model, found.y, found.y.shape[0], batch_size)
+    elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
+        unit = model.likelihood.unit
+        raise ValueError(f"training data: say num_data, how many {unit} the loader's data set has")
     elif found.num_data < 2:
         raise ValueError("training data: there is one row, at least two are needed")
     return found

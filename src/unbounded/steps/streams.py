@@ -48,7 +48,9 @@ class Stream:
             )
 
     @classmethod
-    def for_budget(cls, source: Draw | Iterable[Any], budget: int, batch: int, looks: int) -> Any:
+    def for_budget(
+        cls, source: Draw | Iterable[Any], budget: int, batch: int, looks: int
+    ) -> tuple["Stream", int]:
         """A stream and its epochs, (stream, epochs), for a budget of rows or tokens.
 
         Args:

@@ -155,11 +155,13 @@ def runs_of(problem: Problem, settings: Settings) -> list[Run]:
     return [Run(problem, depth, seed) for depth in depths for seed in settings.seeds]
 
 
-def task_of(problem: Problem, settings: Settings, rows: int) -> Hops | WordProblem:
+def task_of(
+    problem: Problem, settings: Settings, rows: int, device: str = "cpu"
+) -> Hops | WordProblem:
     """What makes the sequences of a problem that is made."""
     if problem.task == "hops":
-        return Hops(int(problem.number), settings.hop_length, settings.letters, rows)
-    return WordProblem(problem.group, int(problem.number), rows)
+        return Hops(int(problem.number), settings.hop_length, settings.letters, rows, device)
+    return WordProblem(problem.group, int(problem.number), rows, device)
 
 
 def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
@@ -167,7 +169,7 @@ def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
     is_text = run.problem.task == "text"
     layers = TransformerLayers(vocabulary, settings.width, heads=settings.heads)
     likelihood = Tokens(vocabulary, score="bits_per_character" if is_text else "accuracy")
-    family = FixedDepth(run.depth) if run.depth is not None else TruncatedNormal(4.0, 2.0)
+    family = FixedDepth(run.depth) if run.depth is not None else TruncatedNormal(*layers.reference)
     return UDN(layers, likelihood, family, seed=run.seed)
 
 

@@ -58,13 +58,13 @@ class Data:
     tokens: int  # seen in training, in all
 
 
-def data_of(run: Run, settings: Settings, text: Text | None) -> Data:
+def data_of(run: Run, settings: Settings, text: Text | None, device: str = "cpu") -> Data:
     """Streams of fresh sequences, or windows of the text."""
     problem = run.problem
     if problem.task == "text":
         assert text is not None
         return _text(problem, settings, text)
-    task = task_of(problem, settings, settings.rows)
+    task = task_of(problem, settings, settings.rows, device)
     tokens = settings.rows * task.length
     stream, epochs = Stream.for_budget(task, settings.steps * tokens, tokens, settings.looks)
     test = task_of(problem, settings, settings.test_rows)
@@ -84,7 +84,7 @@ def _text(problem: Problem, settings: Settings, text: Text) -> Data:
 
 def train(run: Run, settings: Settings, place: Place) -> Row:
     """Train one network and score it; goes on from its checkpoint where there is one."""
-    data = data_of(run, settings, place.text)
+    data = data_of(run, settings, place.text, place.device)
     model = build(run, data.vocabulary, settings).to(place.device)
     checkpoint = place.parts / f"{run.name}.safetensors"
     before = seconds_so_far(checkpoint) if place.resume else 0.0
