@@ -321,13 +321,14 @@ def test_streams_of_plain_rows(engine):
     result = ub.fit(
         net,
         ub.Stream(draw, 4, 2000),
-        epochs=3,
+        epochs=4,
+        average=0.9,  # whose q lags behind
         depth_rule=ub.HeldOutAscent(),
         engine=engine(),
         progress=False,
     )
     assert result.history.rows[-1]["depth_mean"] > 2  # it leapt to the reference
-    with pytest.raises(ValueError, match="several processes|a Stream has no end"):
+    with pytest.raises(ValueError, match="a Stream has no end"):
         ub.fit(net, ub.Stream(draw, 4, 100), validation=ub.Stream(draw, 4, 100), epochs=1)
 
 

@@ -414,17 +414,19 @@ class Eager(Engine):
             self._outgrow(member, str(error))
             return None
         row: Row = dict(zip(TERMS, terms, strict=True))
+        rule = member.judge
+        if rule is not None and member.fresh is not None and VALIDATION not in self.task.sets:
+            member.fresh.look(rule, model)  # by the q that they were seen with, no average
         with self._averaged(member):
             row["depth_mean"] = model.depth.mean()
             row["max_depth"] = model.depth.max_depth()
             row["num_layers"] = model.network.num_layers
             row["lr"] = float(member.optimizer.param_groups[0]["lr"])
-            rule = member.judge
             if member.scores.sets:
                 keep = None if rule is None else VALIDATION
                 row |= member.scores(model, member.options.autocast, keep)
             if rule is not None:
-                held_out.look(rule, model, member.scores, member.fresh)
+                held_out.look(rule, model, member.scores)
                 row |= rule.columns()
         return {"step": member.steps, **row}
 

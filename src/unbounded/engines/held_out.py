@@ -96,11 +96,9 @@ class FreshRows:
         self.weights = None if weights is None else weights.to(self.data.model.anchor.device)
 
 
-def look(rule: DepthRule, model: UDN, scores: SetScores, fresh: FreshRows | None = None) -> None:
-    """Show the rule what each depth makes of the held-out rows, or of fresh ones."""
+def look(rule: DepthRule, model: UDN, scores: SetScores) -> None:
+    """Show the rule what each depth makes of the held-out rows, if there are any."""
     if VALIDATION not in scores.sets:
-        assert fresh is not None  # see `check_rule`
-        fresh.look(rule, model)
         return
     held_out = scores.sets[VALIDATION]
     assert not isinstance(held_out, LoaderBatches | StreamBatches)  # see `check_rule`
