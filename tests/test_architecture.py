@@ -10,12 +10,12 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # From top to bottom: a room imports from those above it (and rooms of one line from each other).
 ROOMS = [
-    {"atomic", "devices", "interrupts", "printing", "scaling", "schema"},
+    {"atomic", "devices", "interrupts", "printing", "scaling", "schema", "trees"},
     {"depth", "likelihoods", "priors"},
     {"elbo"},
     {"layers"},
     {"network"},
-    {"growth", "predictive", "frozen"},
+    {"growth", "predictive", "frozen", "generation"},
     {"model"},
     {"files"},
     {"parallel"},

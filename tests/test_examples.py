@@ -13,7 +13,9 @@ PARTS = {
     "own_family": ("Bell",),
     "own_likelihood": ("Laplace",),
     "own_layers": ("PreNormBlock", "PreNorm"),
+    "on_a_trunk": ("OnATrunk",),
 }
+OTHERS = {"text_model"}  # tests of their own
 
 
 def module_of(name: str):
@@ -25,7 +27,7 @@ def module_of(name: str):
 
 
 def test_every_example_is_here():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(PARTS)
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(PARTS) | OTHERS
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -38,6 +40,14 @@ def test_example(name, tmp_path):
     assert all(torch.equal(before[key], after[key]) for key in before)
     lines = sum(len(inspect.getsource(getattr(module, part)).splitlines()) for part in PARTS[name])
     assert lines <= 30
+
+
+def test_text_model(capsys):
+    module = module_of("text_model")
+    model, data = module.run(module.SAMPLE[:1200], epochs=2)
+    assert "bits a character" in capsys.readouterr().out
+    assert model.layers.vocabulary == len(data.alphabet)
+    assert len((FOLDER / "text_model.py").read_text().splitlines()) <= 60
 
 
 def test_the_parts_pass_their_contract_suites():

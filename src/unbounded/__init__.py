@@ -16,6 +16,8 @@ from unbounded.elbo import ElboTerms as ElboTerms
 from unbounded.files import FileError as FileError
 from unbounded.files import load as load
 from unbounded.files import save as save
+from unbounded.generation import Generated as Generated
+from unbounded.generation import generate as generate
 from unbounded.layers import CustomLayers as CustomLayers
 from unbounded.layers import Dense as Dense
 from unbounded.layers import Layers as Layers
@@ -23,6 +25,7 @@ from unbounded.layers import PreNormDense as PreNormDense
 from unbounded.layers import ResidualConv as ResidualConv
 from unbounded.layers import ResidualDense as ResidualDense
 from unbounded.layers import TableDense as TableDense
+from unbounded.layers import TransformerLayers as TransformerLayers
 from unbounded.layers import TrunkDense as TrunkDense
 from unbounded.likelihoods import Bernoulli as Bernoulli
 from unbounded.likelihoods import Categorical as Categorical
@@ -30,6 +33,7 @@ from unbounded.likelihoods import Gaussian as Gaussian
 from unbounded.likelihoods import Likelihood as Likelihood
 from unbounded.likelihoods import Members as Members
 from unbounded.likelihoods import MultiLabel as MultiLabel
+from unbounded.likelihoods import Tokens as Tokens
 from unbounded.model import UDN as UDN
 from unbounded.predictive import predict as predict
 from unbounded.priors import GaussianWeights as GaussianWeights
@@ -37,6 +41,7 @@ from unbounded.priors import GeometricDepth as GeometricDepth
 from unbounded.priors import PoissonDepth as PoissonDepth
 from unbounded.priors import UniformDepth as UniformDepth
 from unbounded.training import HeldOutAscent as HeldOutAscent
+from unbounded.training import Stream as Stream
 from unbounded.training import fit as fit
 from unbounded.training import make_optimizer as make_optimizer
 from unbounded.training import step as step

@@ -156,7 +156,8 @@ def expected_log_lik(
         log_lik: log p(y_i; Ω_ℓ(x_i)), `(*lead, depth, batch)`.
         num_data: n; the batch of size b counts n/b times. A tensor `(*lead,)` if it differs.
         weights: how often each point of the batch counts, `(*lead, batch)`; once by default.
-        num_rows: b, `(*lead,)`, where the batch is padded with rows of weight 0.
+        num_rows: b, `(*lead,)`, where the batch is padded with rows of weight 0, or where rows
+            hold several observations each and b counts those, as n does.
     """
     scale = _scale(log_lik, num_data, num_rows)
     return (log_q.exp() * _by_depth(log_lik, scale, weights)).sum(-1)

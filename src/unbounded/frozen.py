@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from unbounded import trees
+from unbounded.layers.base import Layers, Stack, plainly
 from unbounded.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -26,12 +28,14 @@ class Frozen(nn.Module):
         depth_probs: Tensor,
         first_depth: int,
         likelihood: Likelihood,
+        layers: Layers,
     ):
         super().__init__()
         self.hidden = nn.ModuleList(hidden)
         self.heads = nn.ModuleList(heads)
         self.first_depth = first_depth
         self.likelihood = likelihood
+        self.layers = layers
         self.depth_probs: Tensor
         self.register_buffer("depth_probs", depth_probs)
 
@@ -50,14 +54,18 @@ class Frozen(nn.Module):
             model.depth_log_probs().detach().exp().clone(),
             first,
             copy.deepcopy(model.likelihood),
+            model.layers,
         )
         return frozen.eval().requires_grad_(False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: trees.Tree) -> tuple[Tensor, Tensor]:
         """Ω_ℓ(x), `(depth, batch, *event)`, and q(ℓ), `(depth,)`."""
-        outputs, heads = [], list(self.heads)
-        for depth, layer in enumerate(self.hidden, 1):
-            x = layer(x)
-            if depth >= self.first_depth:
-                outputs.append(heads[depth - self.first_depth](x))
+        stack = self.stack()._replace(context=self.layers.context(x))
+        states = stack.states(x)[self.first_depth - 1 :]
+        pairs = zip(self.heads, states, strict=True)
+        outputs = [head(state, *stack.given(head)) for head, state in pairs]
         return torch.stack(outputs), self.depth_probs
+
+    def stack(self) -> Stack:
+        """The modules of a pass."""
+        return Stack(list(self.hidden), list(self.heads), self.first_depth, plainly)

@@ -245,6 +245,8 @@ def create(model: "UDN", role: str, depth: int) -> nn.Module:
     images = any(t.dim() == 4 for t in (*module.parameters(), *module.buffers()))
     if images and _is_channels_last(model.network):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if role == "heads":
+        layers.join(model.network.hidden["1"], module)
     return module
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import elbo as elbo_
-from unbounded import growth
+from unbounded import growth, trees
 from unbounded.depth import (
     DepthFamily,
     TruncatedConwayMaxwell,
@@ -85,11 +85,11 @@ class UDN(nn.Module):
         self._cached_prior: DepthPrior | None = None
         growth.grow(self)
 
-    def forward(self, x: Tensor, support: tuple[int, int] | None = None) -> Tensor:
+    def forward(self, x: trees.Tree, support: tuple[int, int] | None = None) -> Tensor:
         """Ω_ℓ(x) for every depth with mass: `(depth, batch, *event)`; creates nothing.
 
         Args:
-            x: inputs, `(batch, …)`.
+            x: inputs, `(batch, …)`; or a tuple or dict of such parts, if the layers take that.
             support: first and last depth, given by a training step; else λ is asked.
         """
         first, last = self.support() if support is None else support
@@ -126,14 +126,15 @@ class UDN(nn.Module):
         return self.posterior().log_q
 
     def elbo(
-        self, x: Tensor, y: Tensor, num_data: float, weights: Tensor | None = None
+        self, x: trees.Tree, y: Tensor, num_data: float, weights: Tensor | None = None
     ) -> ElboTerms:
         """The terms of 𝓛(q), estimated from a batch (the paper's final equation of 3.1).
 
         Args:
             x: inputs, `(batch, …)`.
             y: targets in the form that the likelihood takes, `(batch, …)`.
-            num_data: n, the size of the data set that the batch comes from.
+            num_data: n, the size of the data set that the batch comes from; of tokens the
+                likelihood counts tokens (`Likelihood.unit`).
             weights: how often each row counts, `(batch,)`.
         """
         return self.elbo_of_outputs(self(x), y, num_data, weights)
@@ -153,6 +154,7 @@ class UDN(nn.Module):
             num_data,
             weights,
             self.cumulative_heads,
+            self.likelihood.total(y),
         )
 
     def weight_kl(
@@ -164,7 +166,7 @@ class UDN(nn.Module):
         total = active.by_module(self.weight_prior.kl(active.parameters))
         return total[:last], total[last:]
 
-    def predict(self, x: Tensor) -> Prediction:
+    def predict(self, x: trees.Tree) -> Prediction:
         """The mixture over depths for one batch, without gradients and in evaluation mode."""
         from unbounded.predictive import predict
 

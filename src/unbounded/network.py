@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error
+from unbounded import trees
+from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error, plainly
 
 
 class Active(NamedTuple):
@@ -54,7 +55,7 @@ class Network(nn.Module):
         self.compiles = self.recomputes = False
         self.hidden = nn.ModuleDict()
         self.heads = nn.ModuleDict()
-        self._compiled: WeakKeyDictionary[nn.Module, dict[str, Callable[[Tensor], Any]]]
+        self._compiled: WeakKeyDictionary[nn.Module, dict[str, Callable[..., Any]]]
         self._compiled = WeakKeyDictionary()
         self._known: tuple[Any, Active] | None = None
 
@@ -68,15 +69,15 @@ class Network(nn.Module):
         """How many hidden layers are born."""
         return len(self.hidden._modules)
 
-    def forward(self, x: Tensor, last: int, first: int = 1, in_step: bool = False) -> Tensor:
+    def forward(self, x: trees.Tree, last: int, first: int = 1, in_step: bool = False) -> Tensor:
         """Ω_ℓ(x) for ℓ = first … last, each layer run once: `(depth, batch, *event)`."""
-        stack = self.stack(last, first)._replace(in_step=in_step)
-        outputs = self.layers.run(stack, x)
+        stack = self.stack(last, first)._replace(in_step=in_step, context=self.layers.context(x))
+        outputs = self.layers.run(stack, x) if isinstance(x, Tensor) else None
         return self._one_by_one(stack, x) if outputs is None else outputs
 
-    def states(self, x: Tensor, last: int) -> list[Tensor]:
+    def states(self, x: trees.Tree, last: int) -> list[Tensor]:
         """h_1 … h_last."""
-        return self.stack(last, last).states(x)
+        return self.stack(last, last)._replace(context=self.layers.context(x)).states(x)
 
     def stack(self, last: int, first: int = 1) -> Stack:
         """The modules of a pass, as they are now."""
@@ -88,7 +89,7 @@ class Network(nn.Module):
             [hidden[str(depth)] for depth in range(1, last + 1)],
             [heads[str(depth)] for depth in depths],
             first,
-            self._call if self.training and (self.compiles or self.recomputes) else _plainly,
+            self._call if self.training and (self.compiles or self.recomputes) else plainly,
         )
 
     def active(self, last: int, first: int = 1, *, cumulative_heads: bool = False) -> Active:
@@ -148,7 +149,7 @@ class Network(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_compiled": WeakKeyDictionary()})
 
-    def _call(self, layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
+    def _call(self, layer: nn.Module, method: str = "__call__") -> Callable[..., Any]:
         """How a layer is called while training: compiled or recomputing."""
         function = layer if method == "__call__" else getattr(layer, method)
         if self.recomputes:
@@ -158,13 +159,13 @@ class Network(nn.Module):
             known[method] = torch.compile(function, dynamic=False)
         return known[method]
 
-    def _one_by_one(self, stack: Stack, x: Tensor) -> Tensor:
+    def _one_by_one(self, stack: Stack, x: trees.Tree) -> Tensor:
         states = stack.states(x)[stack.first - 1 :]
         heads = list(stack.heads) * len(states) if self.shares_head else stack.heads
         outputs: list[Tensor] = []
         try:
             for head, state in zip(heads, states, strict=True):
-                outputs.append(head(state))
+                outputs.append(head(state, *stack.given(head)))
         except (RuntimeError, ValueError, IndexError) as error:
             at = len(outputs)
             raise layer_error("head", stack.first + at, states[at], error) from error
@@ -175,11 +176,6 @@ class Network(nn.Module):
                     f"head {stack.first} gives {tuple(outputs[0].shape)}: all depths must agree"
                 )
         return torch.stack(outputs)
-
-
-def _plainly(layer: nn.Module, method: str = "__call__") -> Callable[[Tensor], Any]:
-    """A layer as it is."""
-    return layer if method == "__call__" else getattr(layer, method)
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -230,7 +226,7 @@ def _gather(
     return Active(distinct, num_hidden, len(hidden) + len(heads), of_use, modules)
 
 
-def _recomputing(layer: nn.Module, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def _recomputing(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` with its insides computed again in the backward pass, batch statistics counted once."""
     norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
 
@@ -250,10 +246,10 @@ def _recomputing(layer: nn.Module, run: Callable[[Tensor], Any]) -> Callable[[Te
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), uncounted()
 
-    def recomputing(hidden: Tensor) -> Any:
+    def recomputing(*given: Any) -> Any:
         if not torch.is_grad_enabled():
-            return run(hidden)
-        return checkpoint(run, hidden, use_reentrant=False, context_fn=contexts)
+            return run(*given)
+        return checkpoint(run, *given, use_reentrant=False, context_fn=contexts)
 
     return recomputing
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from unbounded import trees
 from unbounded.likelihoods import Gaussian, Prediction
 from unbounded.likelihoods.gaussian import Noise
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
 
 
-def predict(model: "UDN", x: Tensor, batch_size: int | None = None) -> Prediction:
+def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Prediction:
     """p(y' | x', D) ≈ Σ_ℓ q(ℓ) p(y'; Ω_ℓ(x')) (the paper's predictive equation).
 
     Args:
         model: the fitted model; used in evaluation mode and left as it was.
-        x: inputs on any device, `(rows, …)`.
+        x: inputs on any device, `(rows, …)`; or a tuple or dict of such parts.
         batch_size: rows at a time, for inputs whose hidden states would not fit; the results
             of all rows are kept.
 
@@ -34,10 +35,14 @@ def predict(model: "UDN", x: Tensor, batch_size: int | None = None) -> Predictio
     like = model.anchor
     with evaluating(model), torch.inference_mode():
         log_q = model.depth_log_probs()
-        if batch_size is None or x.shape[0] <= batch_size:
-            outputs = model(_like(x, like))
+        model.layers.check_inputs(x)
+        if batch_size is None or trees.num_rows(x) <= batch_size:
+            outputs = model(trees.moved(x, like.device, like.dtype))
         else:
-            pieces = [model(_like(piece, like)) for piece in x.split(batch_size)]
+            pieces = [
+                model(trees.moved(piece, like.device, like.dtype))
+                for piece in trees.split(x, batch_size)
+            ]
             outputs = torch.cat(pieces, 1)
         model.likelihood.check_outputs(outputs)
         return model.likelihood.predict(outputs, log_q)
@@ -58,14 +63,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _like(x: Tensor, like: Tensor) -> Tensor:
-    """x on the model's device and, if it is floating point, in its dtype."""
-    dtype = like.dtype if x.is_floating_point() else x.dtype
-    return x.to(device=like.device, dtype=dtype)
-
-
 def predict_ensemble(
-    models: Sequence["UDN"], x: Tensor, batch_size: int | None = None
+    models: Sequence["UDN"], x: trees.Tree, batch_size: int | None = None
 ) -> Prediction:
     """The mixture of the models' predictives, each with the same weight.
 

@@ -105,7 +105,12 @@ def check_weight_prior(make: Callable[[], WeightPrior]) -> None:
 
 
 def check_likelihood(
-    make: Callable[[], Likelihood], y: Tensor, *, num_outputs: int | None = None
+    make: Callable[[], Likelihood],
+    y: Tensor,
+    *,
+    num_outputs: int | None = None,
+    layers: Callable[[], Layers] | None = None,
+    x: Tensor | None = None,
 ) -> None:
     """Shapes, independence of rows, gradient, prediction, scores, and training.
 
@@ -113,6 +118,9 @@ def check_likelihood(
         make: builds the likelihood.
         y: some targets, `(rows, …)`, from which it can learn; at least 8 rows.
         num_outputs: what a head must give; by default what the likelihood says for one target.
+        layers: builds layers for it, with inputs `x`; dense ones by default. Needed where the
+            output of a head has several axes (`output_axes`): all but the last are those of y.
+        x: inputs for these layers, `(rows, …)`.
     """
     likelihood = make().double()
     rows = y.shape[0]
@@ -121,7 +129,8 @@ def check_likelihood(
     targets = likelihood.check_targets(y)
     size = likelihood.num_outputs(1) if num_outputs is None else num_outputs
     generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(3, rows, size, generator=generator, dtype=torch.float64)
+    shape = (3, rows, *y.shape[1 : likelihood.output_axes], size)
+    outputs = torch.randn(*shape, generator=generator, dtype=torch.float64)
     likelihood.check_outputs(outputs, targets)
     leaf = outputs.clone().requires_grad_()
     log_lik = likelihood.log_lik(leaf, targets)  # has a shape or says why not
@@ -133,16 +142,26 @@ def check_likelihood(
     log_q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
     prediction = likelihood.predict(outputs, log_q)
     mixed = (log_q[:, None] + log_lik.detach()).logsumexp(0)
-    _close(prediction.log_prob(targets), mixed, "the prediction is the mixture over depths")
+    if likelihood.mixes_rows:
+        _close(prediction.log_prob(targets), mixed, "the prediction is the mixture over depths")
+    sure = likelihood.predict(outputs[:1], log_q.new_zeros(1)).log_prob(targets)
+    _close(sure, log_lik[0].detach(), "the prediction of one depth is its log-likelihood")
+    held = likelihood.observations(targets)
+    if held is None:
+        _same(likelihood.unit, "rows", "n counts rows where a row is one observation")
+    else:
+        _same(held.shape, (rows,), "observations gives a number for each row")
     score = likelihood.score(prediction, targets).detach()
     _same(score.shape, (rows,), "score gives a number for each row")
     _true(math.isfinite(likelihood.finish_score(float(score.double().mean()))), "scores are finite")
-    x = torch.randn(rows, 2, generator=generator)
-    layers = Dense(2, 6, size)
+    if x is None or layers is None:
+        x, built = torch.randn(rows, 2, generator=generator), Dense(2, 6, size)
+    else:
+        built = layers()  # type: ignore[assignment]
     _check_training(
-        lambda seed: UDN(layers, make(), TruncatedPoisson(1.5), seed=seed).double(), (x, y)
+        lambda seed: UDN(built, make(), TruncatedPoisson(1.5), seed=seed).double(), (x, y)
     )
-    _check_file(UDN(layers, make()), "likelihood", make)
+    _check_file(UDN(built, make()), "likelihood", make, x)
 
 
 def check_layers(
@@ -162,7 +181,7 @@ def check_layers(
     """
     rows = x.shape[0]
     _true(rows >= 8, "check_layers needs at least 8 rows")
-    sample = UDN(make(), Categorical(2), FiniteDepth(3), _Flat()).eval()
+    sample = UDN(make(), Categorical(2), FiniteDepth(3), _Flat()).eval()  # whatever heads give
     outputs = sample(x)
     _same(outputs.shape[:2], (3, rows), "outputs are (depth, batch, *event)")
     size = outputs.shape[-1]
@@ -253,9 +272,10 @@ def _check_training(
         _close(after[name], tensor, f"{name} ends as in a lone model", 1e-4)
 
 
-def _check_file(model: UDN, part: str, make: Callable[[], Any]) -> None:
+def _check_file(model: UDN, part: str, make: Callable[[], Any], x: Tensor | None = None) -> None:
     """Saving and loading gives the same outputs, with the part passed in if it is one's own."""
-    x = torch.randn(5, 2, dtype=model.anchor.dtype)
+    x = torch.randn(5, 2) if x is None else x
+    x = x.to(model.anchor.dtype) if x.is_floating_point() else x
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.udn"
         files.save(model, path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from unbounded import growth
+from unbounded import growth, trees
 from unbounded.engines import held_out
 from unbounded.engines.averages import MovingAverage
 from unbounded.engines.base import TERMS, VALIDATION, Birth, Engine, Row, TrainingTask
@@ -33,6 +33,7 @@ from unbounded.steps.optimizers import make_optimizer
 from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
 from unbounded.steps.step import step_with
+from unbounded.steps.streams import StreamBatches
 
 # Rows scored at a time. Large, since no gradients are kept; small enough for hidden states.
 _SCORING_ROWS = 8192
@@ -54,6 +55,7 @@ class Member:
     average: MovingAverage | None
     base_rates: list[float]  # learning rates of the groups before any schedule
     found: list[dict[str, Any]]  # options of the groups before a scheduler touched them
+    fresh: held_out.FreshRows | None  # what came from a stream in this epoch
     steps: int = 0
     alive: bool = True
     failure: str | None = None
@@ -92,8 +94,11 @@ class Eager(Engine):
             if not member.alive:
                 continue
             member.terms.clear()
+            if member.fresh is not None:
+                member.fresh.clear()
             if member.judge is not None:
-                member.judge.settle(member.model, held_out.weights(member.scores))
+                weights = held_out.weights(member.model, member.scores, member.fresh)
+                member.judge.settle(member.model, weights)
             member.iterator = iter(member.data)
             if not member.model.training:
                 member.model.train()
@@ -241,8 +246,11 @@ class Eager(Engine):
         """One step of one model."""
         processes, share = self.task.processes, 1.0
         if processes.size > 1:
-            here, share = processes.own_rows(batch.x.shape[0])
-            batch = Batch(*(None if part is None else part[here] for part in batch))  # type: ignore[arg-type]
+            here, share = processes.own_rows(batch.y.shape[0])
+            held = member.model.likelihood.observations(batch.y)
+            if held is not None:
+                share = (held[here].sum() / held.sum()).item() if share else 0.0
+            batch = trees.rows(batch, here)
         if grow:
             self._grow(member, None, batch)
         info = step_with(
@@ -258,15 +266,18 @@ class Eager(Engine):
             share,
         )
         member.terms.extend(info.terms)
+        if member.fresh is not None:
+            member.fresh.add(info.log_lik, batch)
 
     def _grow(self, member: Member, support: tuple[int, int] | None, batch: Batch) -> None:
         """Create what the support needs, if there is room, and tell whom it concerns."""
         drop, model = member.options.drop_inactive, member.model
         change = growth.plan(model, drop_inactive=drop, support=support)
         if change.changes:
-            rows = -(-batch.x.shape[0] // member.options.micro_batches)
+            rows, *rest = trees.extent(batch.x)
+            rows = -(-rows // member.options.micro_batches)
             kept = self.task.validates + (member.average is not None)
-            room = growth.Room.in_training(member.optimizer, (rows, *batch.x.shape[1:]), kept)
+            room = growth.Room.in_training(member.optimizer, (rows, *rest), kept)
             self._check_room(model, change.hidden.stop - 1, room)
             growth.apply(change, member.model, member.optimizer)
         # Walking over all parameters takes longer than a small layer: not in each step.
@@ -305,10 +316,12 @@ class Eager(Engine):
             model, task.data[number], task.batch_size, generator, options.num_data
         )
         sets = {
-            name: batches(each[number], model, what=_words(name), batch_size=_SCORING_ROWS)
+            name: batches(
+                each[number], model, what=_words(name), batch_size=_SCORING_ROWS, many=True
+            )
             for name, each in task.sets.items()
         }
-        held_out.check_rule(options.depth_rule, sets)
+        held_out.check_rule(options.depth_rule, sets, data)
         check_processes(task.processes, task.batch_size, {"training": data, **sets})
         check_shapes(model, [data, *sets.values()])
         optimizer = self._build_optimizer(number)
@@ -347,6 +360,7 @@ class Eager(Engine):
                 for group in optimizer.param_groups
             ],
             found,
+            held_out.FreshRows(data) if isinstance(data, StreamBatches) else None,
         )
 
     def _build_optimizer(self, number: int) -> torch.optim.Optimizer:
@@ -400,12 +414,14 @@ class Eager(Engine):
             self._outgrow(member, str(error))
             return None
         row: Row = dict(zip(TERMS, terms, strict=True))
+        rule = member.judge
+        if rule is not None and member.fresh is not None and VALIDATION not in self.task.sets:
+            member.fresh.look(rule, model)  # by the q that they were seen with, no average
         with self._averaged(member):
             row["depth_mean"] = model.depth.mean()
             row["max_depth"] = model.depth.max_depth()
             row["num_layers"] = model.network.num_layers
             row["lr"] = float(member.optimizer.param_groups[0]["lr"])
-            rule = member.judge
             if member.scores.sets:
                 keep = None if rule is None else VALIDATION
                 row |= member.scores(model, member.options.autocast, keep)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unbounded import trees
 from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import Eager, Member
@@ -94,6 +95,8 @@ class Graphs(Eager):
         member.optimizer.step()
         captures.lagging.send()
         member.terms.extend(entry.terms.clone().unbind())
+        if member.fresh is not None and entry.rows is not None:
+            member.fresh.add(entry.rows.clone(), batch)
 
     def _release(self, member: Member) -> None:
         """Free the graphs."""
@@ -186,7 +189,7 @@ class _Captures:
         self.lagging = _Lagging(self.member.model.depth, self.engine.lag, pending)
 
     def _entry(self, batch: Batch) -> "_Entry":
-        key = (*self.support, tuple(batch.x.shape), batch.x.dtype, batch.weights is None)
+        key = (*self.support, *trees.kind(batch), batch.y.shape)
         if key not in self.entries:
             self.entries[key] = _Entry(f"{key}", self.member, self.support, batch)
         return self.entries[key]
@@ -198,15 +201,17 @@ class _Entry:
     def __init__(self, name: str, member: Member, support: tuple[int, int], batch: Batch):
         self.name, self.member, self.support = name, member, support
         self.runs = 0
-        self.x, self.y = torch.empty_like(batch.x), torch.empty_like(batch.y)
+        self.x, self.y = trees.mapped(torch.empty_like, batch.x), torch.empty_like(batch.y)
         self.weights = None if batch.weights is None else torch.empty_like(batch.weights)
         self.terms = torch.zeros(0)
+        self.rows: Tensor | None = None  # log-likelihoods, (depth, rows), where a rule asks
         self.grads: list[tuple[nn.Parameter, Tensor]] = []
         self._kept: list[Any] = []
 
     def fill(self, batch: Batch) -> None:
         """Put a batch where the graph will look for it."""
-        self.x.copy_(batch.x)
+        for place, part in zip(trees.leaves(self.x), trees.leaves(batch.x), strict=True):
+            place.copy_(part)
         self.y.copy_(batch.y)
         if self.weights is not None and batch.weights is not None:
             self.weights.copy_(batch.weights)
@@ -234,11 +239,13 @@ class _Entry:
             call=member.call,
             support=self.support,
         )
-        for x, y, weights, share in pieces((self.x, self.y, self.weights), options.micro_batches):
+        batch = (self.x, self.y, self.weights)
+        for x, y, weights, share in pieces(batch, options.micro_batches, model.likelihood):
             gradient.add(x, y, weights, share)
         gradient.finish()
         if options.depth_rule is not None:
             options.depth_rule.move(gradient)
+            self.rows = gradient.rows_log_lik
         self.terms = torch.stack(gradient.terms)
         self.grads = [(p, p.grad) for p in parameters if p.grad is not None]
         # Tensors from outside that the graph reads must outlive it, caches above all.

@@ -2,22 +2,31 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from unbounded.engines.base import VALIDATION
 from unbounded.model import UDN
-from unbounded.steps.batches import LoaderBatches
+from unbounded.schema import FileError
+from unbounded.steps.batches import Batch, Batches, LoaderBatches
 from unbounded.steps.depth_rules import DepthRule
-from unbounded.steps.scoring import SetScores
+from unbounded.steps.scoring import SetScores, per_observation, row_weights
+from unbounded.steps.streams import StreamBatches
 
 
-def check_rule(rule: DepthRule | None, sets: Mapping[str, object]) -> None:
+def check_rule(
+    rule: DepthRule | None, sets: Mapping[str, object], data: Batches | None = None
+) -> None:
     """A ValueError if the rule needs held-out rows that there are not; data of any engine."""
     if rule is None or not rule.needs_held_out:
         return
     name = type(rule).__name__
     if VALIDATION not in sets:
-        raise ValueError(f"{name} looks at held-out rows: it needs a validation set")
+        if isinstance(data, StreamBatches):
+            return
+        raise ValueError(
+            f"{name} looks at held-out rows: it needs a validation set, or a Stream of fresh ones"
+        )
     if isinstance(sets[VALIDATION], LoaderBatches):
         raise ValueError(
             f"{name} follows each held-out row: give the validation set as arrays, "
@@ -25,15 +34,86 @@ def check_rule(rule: DepthRule | None, sets: Mapping[str, object]) -> None:
         )
 
 
+class FreshRows:
+    """What each depth made of the rows of a stream before they were trained on.
+
+    Rows of one epoch are one look. The rule follows rows by their place, and means over time of
+    rows that are others each time have just the spread that the rule takes them to have: that of
+    independent rows.
+    """
+
+    def __init__(self, data: StreamBatches):
+        self.data = data
+        self.weights: Tensor | None = None  # of the rows that were looked at last
+        self._seen: list[tuple[Tensor, Batch]] = []
+
+    def add(self, log_lik: Tensor | None, batch: Batch) -> None:
+        """A batch with its log-likelihoods `(depth, rows)`; None where no rule asks."""
+        if log_lik is not None:
+            self._seen.append((log_lik, batch._replace(x=None)))
+
+    def clear(self) -> None:
+        """Begin an epoch."""
+        self._seen = []
+
+    def look(self, rule: DepthRule, model: UDN) -> None:
+        """Show the rule the rows of this epoch."""
+        if not self._seen:
+            return
+        likelihood = model.likelihood
+        depth = min(len(log_lik) for log_lik, _ in self._seen)  # λ moves between epochs alone
+        batches = [batch for _, batch in self._seen]
+        if len({batch.y.shape[1:] for batch in batches}) == 1 and batches[0].weights is None:
+            batches = [Batch(None, torch.cat([batch.y for batch in batches]), None)]
+        shares, guesses, weights = [], [], []
+        for _, y, own in batches:
+            share = per_observation(likelihood, y.new_ones(len(y), dtype=torch.float64), y)
+            guess, each = likelihood.guess(y), row_weights(likelihood, y, own)
+            shares.append(share)
+            guesses += [] if guess is None else [guess * share]
+            weights += [] if each is None else [each]
+        log_lik = torch.cat([one[:depth] for one, _ in self._seen], 1) * torch.cat(shares)
+        self.weights = torch.cat(weights) if weights else None
+        rule.look(model, log_lik, torch.cat(guesses) if guesses else None, self.weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """How many batches were taken, and the weights that the rule moves by next."""
+        found = {"taken": torch.tensor(self.data.taken)}
+        return found if self.weights is None else {**found, "weights": self.weights}
+
+    def check_state(self, state: dict[str, Tensor], steps: int) -> None:
+        """A FileError unless `load_state` can take these tensors."""
+        taken, weights = state.get("taken"), state.get("weights")
+        if taken is None or taken.shape != () or taken.dtype != torch.int64 or int(taken) != steps:
+            raise FileError("the tensor fresh.taken should be the number of steps")
+        if weights is not None and (weights.dim() != 1 or not bool(torch.isfinite(weights).all())):
+            raise FileError("the tensor fresh.weights should be a finite number for each row")
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on behind the batches that were taken."""
+        self.data.skip(int(state["taken"]))
+        weights = state.get("weights")
+        self.weights = None if weights is None else weights.to(self.data.model.anchor.device)
+
+
 def look(rule: DepthRule, model: UDN, scores: SetScores) -> None:
-    """Show the rule what each depth makes of the held-out rows."""
+    """Show the rule what each depth makes of the held-out rows, if there are any."""
+    if VALIDATION not in scores.sets:
+        return
     held_out = scores.sets[VALIDATION]
-    assert not isinstance(held_out, LoaderBatches)  # see `check_rule`
-    guess = model.likelihood.guess(held_out.y)
-    rule.look(model, scores.by_depth.clone(), guess, weights(scores))
+    assert not isinstance(held_out, LoaderBatches | StreamBatches)  # see `check_rule`
+    likelihood, y = model.likelihood, held_out.y
+    guess = likelihood.guess(y)
+    if guess is not None:
+        guess = per_observation(likelihood, guess, y)
+    by_depth = per_observation(likelihood, scores.by_depth.clone(), y)
+    rule.look(model, by_depth, guess, weights(model, scores))
 
 
-def weights(scores: SetScores) -> Tensor | None:
+def weights(model: UDN, scores: SetScores, fresh: FreshRows | None = None) -> Tensor | None:
     """How often each held-out row counts, `(rows,)`."""
-    found: Tensor | None = getattr(scores.sets[VALIDATION], "weights", None)
-    return found
+    if VALIDATION not in scores.sets:
+        return None if fresh is None else fresh.weights
+    held_out = scores.sets[VALIDATION]
+    assert not isinstance(held_out, LoaderBatches | StreamBatches)
+    return row_weights(model.likelihood, held_out.y, getattr(held_out, "weights", None))

@@ -57,7 +57,7 @@ _MEMBER = record(
         "scaler": optional(mapping(real(0))),
     }
 )
-_KINDS = ("model.", "optimizer.", "best.", "average.", "rule.", "extra.")
+_KINDS = ("model.", "optimizer.", "best.", "average.", "rule.", "extra.", "fresh.")
 
 
 def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -82,6 +82,8 @@ def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors.update({f"rule.{k}": v for k, v in rule.items()})
     if member.extra is not None:
         tensors.update({f"extra.{k}": v for k, v in member.extra.state().items()})
+    if member.fresh is not None:
+        tensors.update({f"fresh.{k}": v for k, v in member.fresh.state().items()})
     if member.data.generator is not None:
         tensors["shuffle"] = member.data.generator.get_state()
     plain = {
@@ -144,6 +146,8 @@ def check_member(
     if member.extra is not None:
         extra = under(tensors, "extra.")
         member.extra.check_state(extra, plain["num_layers"], plain["steps"])
+    if member.fresh is not None:
+        member.fresh.check_state(under(tensors, "fresh."), plain["steps"])
     if member.data.generator is not None and "seed" not in changed:
         check_generator("shuffle", tensors.get("shuffle"), member.data.generator)
 
@@ -172,6 +176,8 @@ def load_member(
         rule.load_state(model, state)
     if member.extra is not None:
         member.extra.load_state(under(tensors, "extra."))
+    if member.fresh is not None:
+        member.fresh.load_state(under(tensors, "fresh."))
     if member.average is not None:
         device = model.anchor.device
         member.average.values = {k: v.to(device) for k, v in under(tensors, "average.").items()}

@@ -4,6 +4,7 @@ A study is a module with `add_arguments(parser)` and `run(options)`, and a line 
 `unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,11 +35,26 @@ def listed(words: str) -> list[str]:
     return words.replace(",", " ").split()
 
 
+def whole_numbers(option: str, words: Sequence[str], least: int) -> tuple[int, ...]:
+    """The numbers of an option such as `--depths 1-3 5`: 1, 2, 3, 5."""
+    found: list[int] = []
+    for word in listed(" ".join(words)):
+        first, _, last = word.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise StudyError(f"--{option}: {word!r} is no number and no range such as 1-4")
+        found += range(int(first), int(last or first) + 1)
+    found = sorted(set(found))
+    if not found or found[0] < least:
+        raise StudyError(f"--{option} must be numbers of at least {least}")
+    return tuple(found)
+
+
 STUDIES: dict[str, Study] = {
     name: Study(f"unbounded.experiments.{name}", about)
     for name, about in {
         "cifar10": "Table 2 and the figures of the depth posterior on CIFAR-10",
         "depth": "a suite that measures depth inference: regret, cost, parsimony, start, length",
+        "sequences": "transformers that infer their depth: k-hop induction, groups, text",
         "spiral": "Table 1 and the figures of accuracy and depth on the spirals",
         "theorem": "the truncated Poisson family: the appendix's figure and Theorem 1",
         "uci": "nine UCI regression sets against finite networks, DUN and ensembles",

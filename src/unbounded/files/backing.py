@@ -139,10 +139,10 @@ def check_outputs(model: Any) -> None:
     size = getattr(model.layers, "out_features", None)
     if not isinstance(size, int):
         return
-    members = getattr(model.layers, "members", None)
-    event = (size,) if members is None else (members, size)
-    model.likelihood.check_outputs(model.anchor.new_zeros(1, 1, *event))
     likelihood = model.likelihood.single
+    members = getattr(model.layers, "members", None)
+    places = [1] * (likelihood.output_axes - 1) if members is None else [members]
+    model.likelihood.check_outputs(model.anchor.new_zeros(1, 1, *places, size))
     if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
         scales = likelihood.noise.log_scale.detach().float().exp()
         if not bool(((scales > 0) & (scales < math.inf)).all()):

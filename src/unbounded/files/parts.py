@@ -21,12 +21,15 @@ from unbounded.layers import (
     ResidualConv,
     ResidualDense,
     TableDense,
+    TransformerLayers,
     TrunkDense,
 )
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Members, MultiLabel
+from unbounded.layers.transformer import POSITIONS
+from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Members, MultiLabel, Tokens
 from unbounded.likelihoods.members import MOST
+from unbounded.likelihoods.tokens import MIXES, SCORES
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
 from unbounded.schema import (
     Check,
@@ -146,8 +149,21 @@ _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
             "strides": list_of(whole(1, 1024), most=_STAGES + 1),
             "init": choice(*ResidualConv.INITS),
         },
+        TransformerLayers: {
+            **dict.fromkeys(("vocabulary", "width", "heads", "out_features"), _SIZE),
+            "causal": flag,
+            "positions": choice(*POSITIONS),
+            "max_length": optional(_SIZE),
+            "expansion": _SIZE,
+            "shares_head": flag,
+            "tied": flag,
+        },
     },
-    "likelihood": {**_LIKELIHOODS, Members: _MEMBERS},
+    "likelihood": {
+        **_LIKELIHOODS,
+        Members: _MEMBERS,
+        Tokens: {"vocabulary": whole(2), "mix": choice(*MIXES), "score": choice(*SCORES)},
+    },
     "depth": {
         TruncatedPoisson: _RATE,
         TruncatedConwayMaxwell: {**_RATE, "concentration": CONCENTRATION},

@@ -7,4 +7,5 @@ from unbounded.layers.dense import Dense as Dense
 from unbounded.layers.dense import PreNormDense as PreNormDense
 from unbounded.layers.dense import ResidualDense as ResidualDense
 from unbounded.layers.tables import TableDense as TableDense
+from unbounded.layers.transformer import TransformerLayers as TransformerLayers
 from unbounded.layers.trunk import TrunkDense as TrunkDense

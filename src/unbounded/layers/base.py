@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_internals
 
+from unbounded import trees
+
 if TYPE_CHECKING:
     from unbounded.layers.stacks import NetworkStack
 
@@ -16,7 +18,7 @@ class LayerError(ValueError, RuntimeError):
     """A layer or head could not take what it was given; says at which depth and which shapes."""
 
 
-Caller = Callable[..., Callable[[Tensor], Any]]
+Caller = Callable[..., Callable[..., Any]]
 """(layer, name of a method) ↦ what to call in its place: as it is, compiled, or recomputing."""
 
 
@@ -28,6 +30,7 @@ class Stack(NamedTuple):
     first: int
     call: Caller
     in_step: bool = False  # whether gradients, if any, are those of a training step
+    context: Any = None  # what `Layers.context` made of the input
 
     @property
     def is_differentiated_freely(self) -> bool:
@@ -35,29 +38,36 @@ class Stack(NamedTuple):
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
         return transformed or (torch.is_grad_enabled() and not self.in_step)
 
-    def states(self, x: Tensor) -> list[Tensor]:
+    def given(self, module: nn.Module) -> tuple[Any, ...]:
+        """What a layer or head is called with besides its state: the context, if it takes one."""
+        return (self.context,) if getattr(module, "takes_context", False) else ()
+
+    def states(self, x: trees.Tree) -> list[Tensor]:
         """h_1 … h_last, each layer called once."""
         states: list[Tensor] = []
         hidden = x
         try:
             for layer in self.hidden:
-                hidden = self.call(layer)(hidden)
+                hidden = self.call(layer)(hidden, *self.given(layer))
                 states.append(hidden)
         except (RuntimeError, ValueError, IndexError) as error:
             raise layer_error("layer", len(states) + 1, hidden, error) from error
         return states
 
 
-def layer_error(what: str, depth: int, state: Tensor, error: Exception) -> Exception:
+def plainly(layer: nn.Module, method: str = "__call__") -> Callable[..., Any]:
+    """A layer as it is: the plainest `Caller`."""
+    return layer if method == "__call__" else getattr(layer, method)
+
+
+def layer_error(what: str, depth: int, state: trees.Tree, error: Exception) -> Exception:
     """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
     if isinstance(error, torch.OutOfMemoryError | LayerError):
         return error
     giver = depth - 1 if what == "layer" else depth
     source = f"layer {giver}" if giver else "the input"
-    return LayerError(
-        f"{what} {depth} could not take what {source} gives, "
-        f"shape {tuple(state.shape)} and dtype {state.dtype}: {error}"
-    )
+    seen = " and ".join(f"shape {tuple(p.shape)} and dtype {p.dtype}" for p in trees.leaves(state))
+    return LayerError(f"{what} {depth} could not take what {source} gives, {seen}: {error}")
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -104,11 +114,28 @@ class Layers(ABC):
 
     @abstractmethod
     def hidden(self, depth: int) -> nn.Module:
-        """A new f_ℓ: maps h_{ℓ−1} (the input x for ℓ = 1) to h_ℓ."""
+        """A new f_ℓ: maps h_{ℓ−1} (the input x for ℓ = 1) to h_ℓ.
+
+        A module with the attribute `takes_context = True` is called with what `context` gives
+        besides; heads likewise.
+        """
 
     @abstractmethod
     def head(self, depth: int) -> nn.Module:
         """A new o_ℓ: maps h_ℓ to the parameters of the likelihood."""
+
+    def context(self, x: trees.Tree) -> Any:
+        """What modules that take a context get, made once a pass; the input itself by default."""
+        return x
+
+    def join(self, first: nn.Module, head: nn.Module) -> None:  # noqa: B027
+        """Let a newborn head share parameters with layer 1; nothing is shared by default."""
+
+    def check_inputs(self, x: trees.Tree) -> None:  # noqa: B027
+        """A ValueError if values of the input, rather than its shape, are not for these layers.
+
+        Asked before training and before predictions, since it may read from the device.
+        """
 
     def run(self, stack: Stack, x: Tensor) -> Tensor | None:
         """Ω_ℓ(x) by a faster way than module by module, `(depth, batch, *event)`, or None.

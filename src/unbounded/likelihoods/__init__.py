@@ -13,3 +13,5 @@ from unbounded.likelihoods.gaussian import LearntNoise as LearntNoise
 from unbounded.likelihoods.labels import LabelPrediction as LabelPrediction
 from unbounded.likelihoods.labels import MultiLabel as MultiLabel
 from unbounded.likelihoods.members import Members as Members
+from unbounded.likelihoods.tokens import TokenPrediction as TokenPrediction
+from unbounded.likelihoods.tokens import Tokens as Tokens

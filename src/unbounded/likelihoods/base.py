@@ -51,6 +51,14 @@ class Likelihood(nn.Module, ABC):
     score_name: str = "log_score"
     """The score by which the best epoch is chosen."""
     higher_is_better: bool = True
+    unit: str = "rows"
+    """What n counts. Where it is not rows (but "tokens"), `observations` says how many a row has,
+    and all scores, and what a depth rule looks at, are means over observations."""
+    mixes_rows: bool = True
+    """Whether the prediction of a row is the mixture of its log-likelihoods by depth; or else of
+    something finer, as of tokens."""
+    output_axes: int = 1
+    """How many axes the output of a head has behind the batch."""
 
     @property
     def single(self) -> "Likelihood":
@@ -80,6 +88,15 @@ class Likelihood(nn.Module, ABC):
     def log_scores(self, outputs: Tensor, y: Tensor) -> Tensor:
         """What a depth is judged by on held-out rows, `(depth, batch)`: `log_lik`, by default."""
         return self.log_lik(outputs, y)
+
+    def observations(self, y: Tensor) -> Tensor | None:
+        """How many observations each row holds, `(batch,)`; None: one each."""
+        return None
+
+    def total(self, y: Tensor) -> Tensor | None:
+        """How many observations a batch holds, a scalar; None: as many as rows."""
+        found = self.observations(y)
+        return None if found is None else found.sum()
 
     def guess(self, y: Tensor) -> Tensor | None:
         """log p₀(y_i) of the best prediction that ignores x, fitted to these targets: `(batch,)`.
@@ -118,7 +135,10 @@ class Likelihood(nn.Module, ABC):
         return [self.predict(outputs, depth_log_probs)]
 
     def score(self, prediction: Prediction, y: Tensor) -> Tensor:
-        """A number for each row whose mean is the score (before `finish_score`): `(batch,)`."""
+        """A number for each row whose mean is the score (before `finish_score`): `(batch,)`.
+
+        Where rows hold several observations, the mean over those of the row.
+        """
         return prediction.log_prob(y)
 
     def finish_score(self, mean: float) -> float:

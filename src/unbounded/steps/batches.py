@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from unbounded import trees
 from unbounded.parallel import Processes
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
     from unbounded.steps.images import ImageBatches
+    from unbounded.steps.streams import StreamBatches
 
 
 class Batch(NamedTuple):
     """Rows on the model's device."""
 
-    x: Tensor  # (batch, …)
+    x: trees.Tree  # (batch, …), or parts of that kind
     y: Tensor  # (batch, …), in the form that the likelihood takes
     weights: Tensor | None  # (batch,)
 
@@ -27,45 +29,49 @@ class ArrayBatches:
     """Data that are there as a whole: moved to the device once, shuffled there.
 
     Args:
-        x: inputs, `(rows, …)`.
+        x: inputs, `(rows, …)`, or parts of that kind.
         y: targets, `(rows, …)`.
         weights: how often each row counts, `(rows,)`.
         batch_size: rows a batch.
         generator: shuffles; no generator, no shuffling.
+        num_data: n, where rows hold several observations each and n counts those.
     """
 
     def __init__(
         self,
-        x: Tensor,
+        x: trees.Tree,
         y: Tensor,
         weights: Tensor | None,
         batch_size: int,
         generator: torch.Generator | None,
+        num_data: int | None = None,
     ):
         self.x, self.y, self.weights = x, y, weights
         self.batch_size = batch_size
         self.generator = generator
-        self.num_data = x.shape[0]
+        self.num_rows = y.shape[0]
+        self.num_data = self.num_rows if num_data is None else num_data
 
     def __len__(self) -> int:
-        return -(-self.num_data // self.batch_size)
+        return -(-self.num_rows // self.batch_size)
 
     def head(self, rows: int) -> Batch:
         """The first rows, unshuffled: to try the layers on."""
-        return Batch(self.x[:rows], self.y[:rows], None)
+        return Batch(trees.rows(self.x, slice(rows)), self.y[:rows], None)
 
     def __iter__(self) -> Iterator[Batch]:
         x, y, weights = self.x, self.y, self.weights
         if self.generator is not None:
-            order = torch.randperm(self.num_data, generator=self.generator).to(x.device)
-            x, y = x[order], y[order]
+            order = torch.randperm(self.num_rows, generator=self.generator).to(y.device)
+            x, y = trees.rows(x, order), y[order]
             weights = None if weights is None else weights[order]
-        if self.num_data <= self.batch_size:
+        if self.num_rows <= self.batch_size:
             yield Batch(x, y, weights)
             return
-        for start in range(0, self.num_data, self.batch_size):
+        for start in range(0, self.num_rows, self.batch_size):
             rows = slice(start, start + self.batch_size)
-            yield Batch(x[rows], y[rows], None if weights is None else weights[rows])
+            own = None if weights is None else weights[rows]
+            yield Batch(trees.rows(x, rows), y[rows], own)
 
 
 class LoaderBatches:
@@ -95,18 +101,31 @@ class LoaderBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for item in self.loader:
-            if not isinstance(item, list | tuple) or len(item) not in (2, 3):
-                raise ValueError(
-                    "a loader must give (x, y) or (x, y, weights), "
-                    f"got {type(item).__name__} of {len(item) if hasattr(item, '__len__') else '?'}"
-                )
-            x = as_inputs(item[0], self.model)
-            y = self.model.likelihood.check_targets(as_tensor(item[1], "targets"))
-            weights = as_tensor(item[2], "weights") if len(item) == 3 else None
-            yield to_device(x, y, weights, self.model)
+            yield checked_item(item, self.model, "a loader")
 
 
-Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches"]
+Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches", "StreamBatches"]
+
+
+def checked_item(item: Any, model: "UDN", giver: str, *, values: bool = True) -> Batch:
+    """(x, y) or (x, y, weights) of a loader or stream as a batch on the model's device.
+
+    Args:
+        item: what it gave.
+        model: whose likelihood checks the targets.
+        giver: who gave it, for errors.
+        values: whether to look at values, which may wait for the device.
+    """
+    if not isinstance(item, list | tuple) or len(item) not in (2, 3):
+        raise ValueError(
+            f"{giver} must give (x, y) or (x, y, weights), "
+            f"got {type(item).__name__} of {len(item) if hasattr(item, '__len__') else '?'}"
+        )
+    x, y = item[0], as_tensor(item[1], "targets")
+    if values:
+        x, y = as_inputs(x, model), model.likelihood.check_targets(y)
+    weights = as_tensor(item[2], "weights") if len(item) == 3 else None
+    return to_device(x, y, weights, model)
 
 
 def batches(
@@ -117,38 +136,49 @@ def batches(
     batch_size: int,
     generator: torch.Generator | None = None,
     num_data: int | None = None,
+    many: bool = False,
 ) -> "Batches":
-    """Batches from (x, y), (x, y, weights), `ImageData` or a DataLoader, checked.
+    """Batches from (x, y), (x, y, weights), `ImageData`, `Stream` or a DataLoader, checked.
+
+    Where rows hold several observations and `many` is true, batch_size counts those.
 
     Raises:
         ValueError: on NaN or infinite features, wrong shapes, labels out of range, no data.
     """
     from unbounded.steps.images import ImageData
+    from unbounded.steps.streams import Stream
 
     if isinstance(data, DataLoader):
         return LoaderBatches(data, model, num_data)
+    if isinstance(data, Stream):
+        return data.bind(model, generator)
     if isinstance(data, ImageData):
         return data.bind(model, batch_size, generator)
     if not isinstance(data, list | tuple) or len(data) not in (2, 3):
         raise ValueError(
-            f"the {what} data must be (x, y), (x, y, weights), ImageData or a DataLoader, "
-            f"got {type(data).__name__}"
+            f"the {what} data must be (x, y), (x, y, weights), ImageData, a Stream or a "
+            f"DataLoader, got {type(data).__name__}"
         )
     try:
         x = as_inputs(data[0], model)
         y = as_tensor(data[1], "targets")
-        if x.shape[0] != y.shape[0]:
-            raise ValueError(f"inputs have {x.shape[0]} rows, targets {y.shape[0]}")
-        if x.shape[0] == 0:
+        rows = trees.num_rows(x)
+        if rows != y.shape[0]:
+            raise ValueError(f"inputs have {rows} rows, targets {y.shape[0]}")
+        if rows == 0:
             raise ValueError("there are no rows, at least one is needed")
         y = model.likelihood.check_targets(y)
         weights = as_tensor(data[2], "weights") if len(data) == 3 and data[2] is not None else None
         if weights is not None:
-            _check_weights(weights, x.shape[0])
+            _check_weights(weights, rows)
     except ValueError as error:
         raise ValueError(f"{what} data: {error}") from None
     batch = to_device(x, y, weights, model)
-    return ArrayBatches(batch.x, batch.y, batch.weights, batch_size, generator)
+    total = model.likelihood.total(batch.y)
+    if total is not None and many:
+        batch_size = max(1, int(batch_size * rows / max(1.0, float(total))))
+    count = None if total is None else int(total)
+    return ArrayBatches(batch.x, batch.y, batch.weights, batch_size, generator, count)
 
 
 def training_batches(
@@ -169,8 +199,12 @@ def training_batches(
     )
     if isinstance(found, ArrayBatches | ImageBatches):
         if num_data not in (None, found.num_data):
-            raise ValueError(f"num_data is {num_data}, the data have {found.num_data} rows")
-        check_training_rows(model, found.y, found.num_data, batch_size)
+            unit = model.likelihood.unit
+            raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
+        check_training_rows(model, found.y, found.y.shape[0], batch_size)
+    elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
+        unit = model.likelihood.unit
+        raise ValueError(f"training data: say num_data, how many {unit} the loader's data set has")
     elif found.num_data < 2:
         raise ValueError("training data: there is one row, at least two are needed")
     return found
@@ -202,15 +236,18 @@ def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
 
 def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
     """A ValueError unless there are rows for each process, and each can have all of them."""
+    from unbounded.steps.images import ImageBatches
+
     if processes.size == 1:
         return
     for name, data in sets.items():
-        if isinstance(data, LoaderBatches):
+        if not isinstance(data, ArrayBatches | ImageBatches):
+            kind = "DataLoader" if isinstance(data, LoaderBatches) else "Stream"
             raise ValueError(
-                f"{name} data: a DataLoader does not go with several processes, each of which "
+                f"{name} data: a {kind} does not go with several processes, each of which "
                 "takes its part of every batch: give arrays or ImageData"
             )
-    rows = sets["training"].num_data
+    rows = sets["training"].y.shape[0]  # type: ignore[union-attr]
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")
     if batch_size < processes.size:
@@ -236,28 +273,48 @@ def as_tensor(values: Any, what: str) -> Tensor:
     return torch.from_numpy(array)
 
 
-def as_inputs(values: Any, model: "UDN") -> Tensor:
-    """Inputs `(rows, …)`, floating unless the layers take integers, all finite."""
+def as_inputs(values: Any, model: "UDN") -> trees.Tree:
+    """Inputs `(rows, …)`, floating unless the layers take integers, all finite; or such parts.
+
+    Of parts, each keeps its kind: floating ones get the model's dtype.
+    """
+    if trees.is_tree(values):
+        x = trees.mapped(lambda part: as_tensor(part, "inputs"), values)
+        for part in trees.leaves(x):
+            _check_finite(part)
+        dtype = model.anchor.dtype
+        x = trees.mapped(lambda part: part.to(dtype) if part.is_floating_point() else part, x)
+    else:
+        x = _as_one(values, model)
+    model.layers.check_inputs(x)
+    return x
+
+
+def _as_one(values: Any, model: "UDN") -> Tensor:
     x = as_tensor(values, "inputs")
     if x.dim() < 2 and not model.layers.integer_inputs:
         raise ValueError(f"inputs must have shape (rows, features), got {tuple(x.shape)}")
     if not model.layers.integer_inputs:
         x = x.to(model.anchor.dtype)
+    _check_finite(x)
+    return x
+
+
+def _check_finite(x: Tensor) -> None:
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         bad = ~torch.isfinite(x)
         raise ValueError(
             f"inputs must be finite, got {int(bad.sum())} NaN or infinite values, "
             f"the first at index {tuple(bad.nonzero()[0].tolist())}"
         )
-    return x
 
 
-def to_device(x: Tensor, y: Tensor, weights: Tensor | None, model: "UDN") -> Batch:
+def to_device(x: trees.Tree, y: Tensor, weights: Tensor | None, model: "UDN") -> Batch:
     """The rows on the model's device, floating targets in its dtype or in single precision."""
     device = model.anchor.device
     dtype = torch.promote_types(model.anchor.dtype, torch.float32)
     return Batch(
-        x.to(device, non_blocking=True),
+        trees.moved(x, device),
         y.to(device, dtype if y.is_floating_point() else y.dtype, non_blocking=True),
         None if weights is None else weights.to(device, dtype, non_blocking=True),
     )

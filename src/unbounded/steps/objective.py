@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from unbounded import elbo
+from unbounded import elbo, trees
 from unbounded.elbo import ElboTerms
 from unbounded.parallel import ALONE, Processes
 from unbounded.parallel.processes import sum_step
@@ -30,7 +30,7 @@ class Gradient:
 
     Args:
         model: with its layers born as far as its support.
-        num_data: n.
+        num_data: n, in the likelihood's unit.
         options: of the step.
         call: what to call for Ω_ℓ(x); the model itself, or a compiled form of it.
         support: first and last depth, where the caller knows them; else λ is asked.
@@ -62,11 +62,20 @@ class Gradient:
         self._sums: tuple[Tensor, ...] = ()
         self._found: elbo.Evaluation
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
+        self._by_row: list[Tensor] = []
 
     @property
     def log_lik(self) -> Tensor:
-        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, for a depth rule."""
+        """Mean log p(y_i; Ω_ℓ(x_i)) of the batch at each depth, `(depth,)`, for a depth rule.
+
+        Over rows or, where rows hold several observations, over those.
+        """
         return self._sums[3]
+
+    @property
+    def rows_log_lik(self) -> Tensor:
+        """log p(y_i; Ω_ℓ(x_i)) of each row that was added, `(depth, rows)`; with a rule alone."""
+        return torch.cat(self._by_row, 1)
 
     @property
     def loss(self) -> Tensor:
@@ -75,10 +84,10 @@ class Gradient:
 
     def add(
         self,
-        x: Tensor,
+        x: trees.Tree,
         y: Tensor,
         weights: Tensor | None,
-        share: float = 1.0,
+        share: float | Tensor = 1.0,
         is_last: bool = True,
     ) -> None:
         """Add the gradient of a part of the batch to `grad` of the active parameters.
@@ -87,8 +96,8 @@ class Gradient:
             x: inputs, `(rows, …)`.
             y: targets, `(rows, …)`.
             weights: how often each row counts, `(rows,)`.
-            share: which part of the batch's rows these are; the parts' shares sum to 1, over
-                all processes.
+            share: which part of the batch's rows, or of the observations in them, these are;
+                the parts' shares sum to 1, over all processes.
             is_last: whether this process has no further part.
         """
         model = self.model
@@ -100,9 +109,9 @@ class Gradient:
         if self.options.autocast is None:
             outputs = self.call(x, support)
         else:
-            with torch.autocast(x.device.type, self.options.autocast):
+            with torch.autocast(y.device.type, self.options.autocast):
                 outputs = self.call(x, support)
-        log_lik = model.likelihood.log_lik(outputs, y)
+        log_lik, total = model.likelihood.log_lik(outputs, y), model.likelihood.total(y)
         self.active = model.network.active(
             posterior.last, posterior.first, cumulative_heads=model.cumulative_heads
         )
@@ -119,6 +128,7 @@ class Gradient:
                 self.num_data,
                 weights,
                 model.cumulative_heads,
+                total,
             )
             # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
             each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
@@ -127,7 +137,7 @@ class Gradient:
             self._exchange.begin(self._shared)
         slopes.backward(posterior.log_q, log_lik, *kl)
         self._found = found
-        self._note(posterior, found.terms, log_lik.detach(), weights, share)
+        self._note(posterior, found.terms, log_lik.detach(), weights, total, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
 
     def share(self) -> None:
@@ -192,14 +202,18 @@ class Gradient:
         terms: ElboTerms,
         log_lik: Tensor,
         weights: Tensor | None,
-        share: float,
+        total: Tensor | None,
+        share: float | Tensor,
     ) -> None:
         self.posterior = posterior
         values = tuple(term.detach() for term in terms)
         if self.options.depth_rule is not None:
             mean = log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
+            if total is not None:  # over observations instead of rows
+                mean = mean * (log_lik.shape[1] / total)
             values = (*values, mean)
-        if share != 1.0:
+            self._by_row.append(log_lik)
+        if isinstance(share, Tensor) or share != 1.0:
             values = tuple(value * share for value in values)
         if self._sums:
             values = tuple(a + b for a, b in zip(self._sums, values, strict=True))

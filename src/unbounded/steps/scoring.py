@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unbounded import trees
 from unbounded.likelihoods import Likelihood
 from unbounded.parallel import ALONE, Processes
 from unbounded.predictive import evaluating
@@ -24,8 +25,9 @@ ERRORS = ("val_error", "val_log_error")
 class SetScores:
     """NAME_SCORE and NAME_log_score for each set: the likelihood's score and the mean log score.
 
-    Rows count as often as their weights say, where a set has weights. Small sets are put together
-    once and scored in one pass. Never creates a layer; the model's mode is left as it was.
+    Rows count as often as their weights say, where a set has weights, and as often as they hold
+    observations. Small sets are put together once and scored in one pass. Never creates a layer;
+    the model's mode is left as it was.
 
     Args:
         sets: by name.
@@ -38,14 +40,14 @@ class SetScores:
         self.by_depth = torch.zeros(0)
         """log p(y_i; Ω_ℓ(x_i)) of the set that was kept last, `(depth, rows)`."""
         self._joint: Batch | None = None
-        self._sizes = {name: data.num_data for name, data in arrays.items()}
-        alike = {(d.x.shape[1:], d.y.shape[1:], d.x.dtype, d.y.dtype) for d in arrays.values()}
+        self._sizes = {name: data.num_rows for name, data in arrays.items()}
+        alike = {(*trees.kind(d.x), d.y.shape[1:], d.y.dtype) for d in arrays.values()}
         few = sum(self._sizes.values()) <= min((d.batch_size for d in arrays.values()), default=0)
         unweighted = all(data.weights is None for data in arrays.values())
         lone = processes.size == 1
         if len(arrays) > 1 and len(alike) == 1 and few and unweighted and lone:
             self._joint = Batch(
-                torch.cat([data.x for data in arrays.values()]),
+                trees.joined([data.x for data in arrays.values()]),
                 torch.cat([data.y for data in arrays.values()]),
                 None,
             )
@@ -71,20 +73,21 @@ class SetScores:
                 if autocast is None:
                     outputs = model(x)
                 else:
-                    with torch.autocast(x.device.type, autocast):
+                    with torch.autocast(y.device.type, autocast):
                         outputs = model(x)
                     outputs = outputs.float()
                 if keep in sizes:
                     by_depth = likelihood.log_scores(outputs, y)
                     place = list(sizes).index(keep)
                     kept.append(part.in_place(by_depth.split(list(sizes.values()), 1)[place]))
-                score, log_prob = row_scores(likelihood, outputs, log_q, y)
-                rows = torch.stack([score, log_prob])
+                rows = torch.stack(row_scores(likelihood, outputs, log_q, y))
                 if part.is_empty:
-                    weights = torch.zeros_like(log_prob)
-                # Where there are weights, the batch is of one set.
-                for name, own in zip(sizes, rows.split(list(sizes.values()), 1), strict=True):
-                    total = over.sums(own, weights)
+                    weights = torch.zeros_like(rows[0])
+                weights = row_weights(likelihood, y, weights)
+                counts = list(sizes.values())
+                each = [None] * len(counts) if weights is None else weights.split(counts)
+                for name, own, mine in zip(sizes, rows.split(counts, 1), each, strict=True):
+                    total = over.sums(own, mine)
                     sums[name] = sums[name] + total if name in sums else total
             values = []
             if sums:
@@ -125,7 +128,7 @@ class _Part:
             self.is_empty = share == 0
             x, y, weights = batch
             own = None if weights is None else weights[self._here]
-            self.rows = Batch(x[self._here], y[self._here], own)
+            self.rows = Batch(trees.rows(x, self._here), y[self._here], own)
             self.sizes = dict.fromkeys(sizes, self._here.stop - self._here.start)
 
     def in_place(self, by_depth: Tensor) -> Tensor:
@@ -153,6 +156,8 @@ def row_scores(
 ) -> tuple[Tensor, Tensor]:
     """The score (before `finish_score`) and the log score of each row, `(batch,)` each.
 
+    Where a row holds several observations, means over these.
+
     Args:
         likelihood: p(y; Ω).
         outputs: Ω_ℓ(x), `(depth, batch, *event)`.
@@ -161,7 +166,22 @@ def row_scores(
     """
     prediction = likelihood.predict(outputs, log_q)
     log_prob = prediction.log_prob(y)
-    return likelihood.score(prediction, y).to(log_prob.dtype), log_prob
+    score = likelihood.score(prediction, y).to(log_prob.dtype)
+    return score, per_observation(likelihood, log_prob, y)
+
+
+def per_observation(likelihood: Likelihood, values: Tensor, y: Tensor) -> Tensor:
+    """Sums over the observations of each row, `(…, rows)`, as means over them."""
+    held = likelihood.observations(y)
+    return values if held is None else values / held.clamp(min=1).to(values.dtype)
+
+
+def row_weights(likelihood: Likelihood, y: Tensor, weights: Tensor | None) -> Tensor | None:
+    """How often each row counts, `(rows,)`, times the observations in it; None: once each."""
+    held = likelihood.observations(y)
+    if held is None or weights is None:
+        return held if weights is None else weights
+    return held * weights
 
 
 def score(model: "UDN", sets: Sets, autocast: torch.dtype | None = None) -> dict[str, float]:

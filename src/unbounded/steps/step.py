@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from unbounded import growth, parallel
+from unbounded import growth, parallel, trees
 from unbounded.elbo import ElboTerms
+from unbounded.likelihoods import Likelihood
 from unbounded.parallel import ALONE, Processes
 from unbounded.steps.objective import Gradient
 from unbounded.steps.options import StepOptions
@@ -33,12 +34,13 @@ class StepInfo(NamedTuple):
     terms: ElboTerms  # detached, in nats for the whole data set
     loss: float  # −elbo / n
     growth: growth.GrowthPlan  # which layers were born or dropped before it
+    log_lik: Tensor | None = None  # log p(y_i; Ω_ℓ(x_i)), (depth, rows), where a depth rule asks
 
 
 def step(
     model: "UDN",
     optimizer: torch.optim.Optimizer,
-    x: Tensor,
+    x: trees.Tree,
     y: Tensor,
     num_data: float,
     *,
@@ -57,9 +59,9 @@ def step(
     Args:
         model: in training mode, on its device; or `torch.compile(model)`.
         optimizer: any of `torch.optim`, over `param_groups(model)` or groups of your own.
-        x: inputs, `(batch, …)`, on the model's device.
+        x: inputs, `(batch, …)`, or parts of that kind, on the model's device.
         y: targets in the form that the likelihood takes, `(batch, …)`.
-        num_data: n, the size of the data set.
+        num_data: n, the size of the data set: rows, or the likelihood's unit (`Tokens`: tokens).
         weights: how often each row counts, `(batch,)`.
         grow: compute the support first; False leaves it as the last step did.
         scaler: a gradient scaler, for `torch.float16`.
@@ -73,9 +75,11 @@ def step(
     processes = parallel.current()
     share = 1.0
     if processes.size > 1:
-        rows = x.new_full((), x.shape[0], dtype=torch.float64)
+        total = uncompiled(model).likelihood.total(y)
+        own = y.new_full((), y.shape[0]).double() if total is None else total.double()
+        rows = own.clone()
         processes.sum(rows)
-        share = x.shape[0] / rows.item()
+        share = (own / rows).item()
     return step_with(
         StepOptions(**options),
         model,
@@ -94,7 +98,7 @@ def step_with(
     options: StepOptions,
     model: "UDN",
     optimizer: torch.optim.Optimizer,
-    batch: tuple[Tensor, Tensor, Tensor | None],
+    batch: tuple[trees.Tree, Tensor, Tensor | None],
     num_data: float,
     grow: bool,
     scaler: torch.amp.GradScaler | None,
@@ -112,7 +116,7 @@ def step_with(
     if grow:
         change = growth.plan(inner, drop_inactive=options.drop_inactive)
         if change.changes:
-            room = growth.Room.in_training(optimizer, batch[0].shape)
+            room = growth.Room.in_training(optimizer, trees.extent(batch[0]))
             with processes.agreeing(growth.TooDeepError):
                 growth.check_room(inner, change.hidden.stop - 1, inner.network.num_layers, room)
             growth.apply(change, inner, optimizer)
@@ -120,7 +124,7 @@ def step_with(
         for parameter in group["params"]:
             parameter.grad = None
     gradient = Gradient(inner, num_data, options, call=model, scaler=scaler, processes=processes)
-    parts = pieces(batch, options.micro_batches)
+    parts = pieces(batch, options.micro_batches, inner.likelihood)
     for number, (x, y, weights, part) in enumerate(parts, 1):
         gradient.add(x, y, weights, part * share, number == len(parts))
     gradient.share()
@@ -141,7 +145,8 @@ def step_with(
     else:
         scaler.step(optimizer)
         scaler.update()
-    return StepInfo(gradient.terms, value, change)
+    rows = None if options.depth_rule is None else gradient.rows_log_lik
+    return StepInfo(gradient.terms, value, change, rows)
 
 
 def uncompiled(model: Any) -> "UDN":
@@ -155,19 +160,21 @@ def uncompiled(model: Any) -> "UDN":
 
 
 def pieces(
-    batch: tuple[Tensor, Tensor, Tensor | None], count: int
-) -> list[tuple[Tensor, Tensor, Tensor | None, float]]:
-    """A batch in `count` parts as equal as can be, each with its share of the rows."""
+    batch: tuple[trees.Tree, Tensor, Tensor | None], count: int, likelihood: Likelihood
+) -> list[tuple[trees.Tree, Tensor, Tensor | None, float | Tensor]]:
+    """A batch in `count` parts as equal as can be, each with its share of the observations."""
     x, y, weights = batch
-    rows = x.shape[0]
+    rows = y.shape[0]
     if count == 1:
         return [(x, y, weights, 1.0)]
+    held = likelihood.observations(y)
     parts = [p for p in torch.arange(rows).tensor_split(count) if len(p)]
-    found = []
+    found: list[tuple[trees.Tree, Tensor, Tensor | None, float | Tensor]] = []
     for part in parts:
         at = slice(int(part[0]), int(part[-1]) + 1)
         own = None if weights is None else weights[at]
-        found.append((x[at], y[at], own, len(part) / rows))
+        share = len(part) / rows if held is None else held[at].sum() / held.sum()
+        found.append((trees.rows(x, at), y[at], own, share))
     return found
 
 

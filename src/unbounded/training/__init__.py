@@ -13,6 +13,7 @@ from unbounded.steps.options import StepOptions as StepOptions
 from unbounded.steps.step import NonFiniteError as NonFiniteError
 from unbounded.steps.step import StepInfo as StepInfo
 from unbounded.steps.step import step as step
+from unbounded.steps.streams import Stream as Stream
 from unbounded.training.callbacks import Callback as Callback
 from unbounded.training.callbacks import Sharpen as Sharpen
 from unbounded.training.callbacks import TensorBoard as TensorBoard

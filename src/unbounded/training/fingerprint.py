@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from unbounded import trees
 from unbounded.engines.states import scheduler_settings
 from unbounded.files import PARTS
 from unbounded.growth import unwrapped
@@ -20,6 +21,7 @@ from unbounded.schema import FileError
 from unbounded.steps.batches import as_tensor
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
+from unbounded.steps.streams import Stream
 
 if TYPE_CHECKING:
     from unbounded.training.trainer import Trainer
@@ -244,8 +246,19 @@ def _describe_data(item: Any) -> dict[str, Any]:
             "rows": _length(item.dataset),
             "tensors": [_array(t) for t in held] if isinstance(held, tuple | list) else None,
         }
+    if isinstance(item, Stream):
+        source = describe(item.source) if callable(item.source) else type(item.source).__qualname__
+        return {"stream": source, "steps": item.steps, "num_data": item.num_data}
     named = zip(("x", "y", "weights"), item, strict=False)
-    return {name: None if value is None else _array(value) for name, value in named}
+    return {name: None if value is None else _parts(value) for name, value in named}
+
+
+def _parts(value: Any) -> Any:
+    """An array, or the parts of an input by their names or places."""
+    if not trees.is_tree(value):
+        return _array(value)
+    named = value.items() if isinstance(value, dict) else enumerate(value)
+    return {str(name): None if part is None else _parts(part) for name, part in named}
 
 
 def _length(value: Any) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from unbounded import atomic, parallel
 from unbounded.engines import Eager, Engine, Graphs, Stacked
 from unbounded.engines.base import Birth, TrainingTask, refuse
+from unbounded.engines.stacked.alike import not_taken
 from unbounded.model import UDN
 from unbounded.parallel import ALONE, Processes
 from unbounded.steps.images import ImageData
@@ -53,8 +54,8 @@ def fit(
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
             Under torchrun the processes share the rows of each batch: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, or a DataLoader
-            of (x, y) pairs; a list of these for several models.
+        x: inputs `(rows, …)` as a tensor, array, frame or parts of these; or (x, y), `ImageData`, a
+            `Stream`, or a DataLoader of (x, y) pairs; a list of these for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
@@ -210,7 +211,7 @@ def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> E
     if processes.size > 1:
         return Eager()
     if len(models) > 1:
-        return Stacked()
+        return Stacked() if not_taken(uncompiled(models[0])) is None else Eager()
     if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
         return Graphs()
     return Eager()

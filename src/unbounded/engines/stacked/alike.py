@@ -9,9 +9,22 @@ from unbounded.layers.stacks import Shape
 from unbounded.model import UDN
 
 
+def not_taken(model: UDN) -> str | None:
+    """What of a model cannot be stacked, in words; None if all can."""
+    if model.likelihood.unit != "rows":
+        return f"a likelihood of {model.likelihood.unit}"
+    modules = (*model.network.hidden.values(), *model.network.heads.values())
+    if any(getattr(module, "takes_context", False) for module in modules):
+        return "layers that take a context"
+    return None
+
+
 def check_models(models: Sequence[UDN]) -> None:
-    """A ValueError unless the models are of one architecture."""
+    """A ValueError unless the models are of one architecture, and one that can be stacked."""
     first = models[0]
+    reason = not_taken(first)
+    if reason is not None:
+        raise ValueError(f"Stacked does not take {reason}: use Eager()")
     for index, model in enumerate(models):
         for what, one, other in (
             ("layers", _description(model.layers), _description(first.layers)),

@@ -133,6 +133,10 @@ def gather(
                     f"Stacked does not take {type(item).__name__} as {what} data: "
                     "give (x, y), or use Eager()"
                 )
+            if not isinstance(found.x, Tensor):
+                raise ValueError(
+                    f"Stacked does not take {what} data whose inputs have parts: use Eager()"
+                )
             known[key] = len(sets)
             sets.append(found)
         which.append(known[key])

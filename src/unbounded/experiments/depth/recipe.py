@@ -5,13 +5,12 @@ number of epochs, and each keeps its best epoch by validation. What differs is q
 """
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unbounded.baselines import dun
 from unbounded.depth import FixedDepth, TruncatedNormal
-from unbounded.experiments import StudyError, listed
+from unbounded.experiments import StudyError, whole_numbers
 from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
 from unbounded.experiments.spiral.recipe import SCHEDULES
 from unbounded.experiments.uci.recipe import Recipe
@@ -87,11 +86,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
     usual = QUICK if options.quick else Settings()
     changes: dict[str, Any] = {}
     if options.seeds is not None:
-        changes["seeds"] = _numbers("seeds", options.seeds, least=0)
+        changes["seeds"] = whole_numbers("seeds", options.seeds, least=0)
     if options.depths is not None:
-        changes["depths"] = _numbers("depths", options.depths, least=1)
+        changes["depths"] = whole_numbers("depths", options.depths, least=1)
     if options.starts is not None:
-        changes["starts"] = tuple(map(float, _numbers("starts", options.starts, least=1)))
+        changes["starts"] = tuple(map(float, whole_numbers("starts", options.starts, least=1)))
     for name, least in (("made_epochs", 1), ("table_steps", 1)):
         value = getattr(options, name)
         if value is not None:
@@ -179,17 +178,3 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
     if run.model == "dun":
         found["depth_lr_ratio"] = settings.dun_depth_lr_ratio
     return found
-
-
-def _numbers(option: str, words: Sequence[str], least: int) -> tuple[int, ...]:
-    """1-3 5 ↦ 1, 2, 3, 5."""
-    found: list[int] = []
-    for word in listed(" ".join(words)):
-        first, _, last = word.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal()):
-            raise StudyError(f"--{option}: {word!r} is no number and no range such as 1-4")
-        found += range(int(first), int(last or first) + 1)
-    found = sorted(set(found))
-    if not found or found[0] < least:
-        raise StudyError(f"--{option} must be numbers of at least {least}")
-    return tuple(found)

@@ -1,0 +1,128 @@
+"""Sequences: does a transformer that infers its depth end at the depth that a task needs?
+
+k-hop induction, whose needed depth is known; word problems of three groups over lengths; and
+characters of a text that you give (--data FILE, or UNBOUNDED_DATA). On each, networks of fixed
+depths say what every depth is worth, by the same recipe, and what a search over them would cost.
+
+Writes NAME.json of each network, and all of it as table.md, depths.svg and text.svg.
+"""
+
+import argparse
+import dataclasses
+import os
+import shutil
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbounded import interrupts
+from unbounded.data.downloads import FOLDER, DataError
+from unbounded.data.sequences import Text
+from unbounded.devices import one_thread
+from unbounded.experiments import StudyError, records, usable_device
+from unbounded.experiments.sequences import recipe, runs
+from unbounded.experiments.sequences.recipe import Settings, settings_of
+from unbounded.printing import show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the study."""
+    add, usual = parser.add_argument, Settings()
+    many: dict[str, Any] = {"nargs": "+", "metavar": "N"}
+    add("--tasks", nargs="+", metavar="NAME", help="hops, words, text (default: all)")
+    add("--hops", help="k of the induction tasks (default: 1 2 4 8)", **many)
+    add("--groups", nargs="+", metavar="NAME", help="S3, A5, Z60 (default: all)")
+    add("--lengths", help="of word problems (default: 8 16 32)", **many)
+    add("--depths", help="the fixed ones, as 1-8 or 1 2 4 (default: 1-8)", **many)
+    add("--seeds", help="of data and weights (default: 0-2)", **many)
+    add("--width", type=int, help=f"of hidden states (default: {usual.width})")
+    add("--heads", type=int, help=f"of attention (default: {usual.heads})")
+    add("--rows", type=int, help=f"sequences of a batch (default: {usual.rows})")
+    add("--hop-length", type=int, help=f"letters of a sequence (default: {usual.hop_length})")
+    add("--letters", type=int, help=f"how many there are (default: {usual.letters})")
+    add("--lr", type=float, help=f"the highest learning rate (default: {usual.lr:g})")
+    add("--steps", type=int, help=f"of training (default: {usual.steps})")
+    add("--text-steps", type=int, help=f"of training on text (default: {usual.text_steps})")
+    add("--data", type=Path, help=f"a text file for the task text; else ${FOLDER}/text.txt")
+    add("--device", default=None, help="cpu or cuda; cuda if there is one")
+    add("--bf16", action="store_true", help="run the layers in bfloat16")
+    add("--minutes", type=float, help="begin no network after so many; --resume goes on")
+    add("--quick", action="store_true", help="small networks, short training: three minutes")
+    add("--resume", action="store_true", help="go on where this was interrupted")
+    add("--out", type=Path, default=Path("results/sequences"), help="folder to write")
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train, score, write results, table and figures; returns the rows of the networks."""
+    settings = settings_of(options)
+    if options.minutes is not None and not options.minutes > 0:
+        raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
+    text = _text(options, settings)
+    if text is None and "text" in settings.tasks:
+        settings = dataclasses.replace(
+            settings, tasks=tuple(task for task in settings.tasks if task != "text")
+        )
+    device = usable_device(options.device)
+    planned = [run for p in recipe.problems(settings) for run in recipe.runs_of(p, settings)]
+    if not planned:
+        raise StudyError("there is nothing to do: the task text needs --data FILE")
+    parts, names = options.out / "parts", [f"{run.name}.json" for run in planned]
+    described = dataclasses.asdict(settings) | {"text": recipe.digest(text), "bf16": options.bf16}
+    records.open_parts(parts, described, names, options.resume)
+    if options.quick:
+        show("quick: small networks, short training: how it goes, not how good it is")
+    place = runs.Place(
+        device, parts, text, options.resume, torch.bfloat16 if options.bf16 else None
+    )
+    try:
+        with one_thread() if options.quick else nullcontext():
+            return _run(planned, settings, place, options)
+    except KeyboardInterrupt:
+        kept = f"what is done so far is in {options.out} and {parts}; go on with --resume"
+        raise KeyboardInterrupt(kept) from None
+
+
+def _run(
+    planned: list[recipe.Run], settings: Settings, place: runs.Place, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    from unbounded.experiments.sequences import table  # a command of its own, with `python -m`
+
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    digest = recipe.digest(place.text)
+    for one in planned:
+        path = options.out / f"{one.name}.json"
+        done = place.parts / f"{one.name}.done"
+        if options.resume and done.exists() and path.exists():
+            rows.append(records.read_json(path)["run"])
+            continue
+        if options.minutes is not None and time.perf_counter() - start > 60 * options.minutes:
+            show(f"--minutes {options.minutes:g} are over; go on with --resume")
+            return rows
+        rows.append(runs.train(one, settings, place))
+        with interrupts.shielded():
+            records.write_json(path, runs.document(rows[-1], settings, place, digest))
+            records.write_text(done, "")
+    with interrupts.shielded():
+        shutil.rmtree(place.parts)
+        show(table.write(options.out))
+    seconds = time.perf_counter() - start
+    show(f"{seconds:.0f} s in all; wrote table.md and figures into {options.out}")
+    return rows
+
+
+def _text(options: argparse.Namespace, settings: Settings) -> Text | None:
+    """The text, if one is asked for and there; says why not."""
+    if "text" not in settings.tasks:
+        return None
+    path = recipe.text_file(options.data, os.environ.get(FOLDER))
+    if path is None:
+        show(f"text: skipped, no text file is given (--data FILE, or ${FOLDER})")
+        return None
+    try:
+        return Text.read(path)
+    except DataError as error:
+        raise StudyError(f"--data: {error}") from None

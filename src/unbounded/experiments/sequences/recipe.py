@@ -1,0 +1,278 @@
+"""The one recipe of the sequence study: its problems, its networks, and how all of them train.
+
+Fixed depths and UDNs have the same blocks, rates, batches and number of tokens. What differs is
+q(ℓ) alone.
+"""
+
+import argparse
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbounded.data.sequences import GROUPS, Hops, Text, WordProblem
+from unbounded.depth import FixedDepth, TruncatedNormal
+from unbounded.experiments import StudyError, listed, whole_numbers
+from unbounded.layers import TransformerLayers
+from unbounded.likelihoods import Tokens
+from unbounded.model import UDN
+from unbounded.training import PRESETS
+from unbounded.training.presets import cosine
+
+PRESET = PRESETS["settled"]
+TASKS = ("hops", "words", "text")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that the numbers depend on.
+
+    Attributes:
+        tasks: which of hops, words and text.
+        hops: k of the induction tasks.
+        groups: of the word problems.
+        lengths: of the word problems.
+        depths: the fixed ones.
+        seeds: of data and weights.
+        width: of hidden states.
+        heads: of attention.
+        hop_length: letters of an induction sequence.
+        letters: how many there are.
+        rows: sequences of a batch.
+        steps: batches that each network is trained on.
+        looks: epochs that they are divided into: how often a UDN may move its depth.
+        lr: the highest learning rate, from which it falls along half a cosine.
+        average: decay a step of the moving average of all parameters.
+        test_rows: fresh sequences that the result is measured on.
+        text_length: characters of a window.
+        text_steps: batches on text, about.
+        text_shares: parts of the training text, for E[ℓ] against the size of the data.
+    """
+
+    tasks: tuple[str, ...] = TASKS
+    hops: tuple[int, ...] = (1, 2, 4, 8)
+    groups: tuple[str, ...] = GROUPS
+    lengths: tuple[int, ...] = (8, 16, 32)
+    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    width: int = 128
+    heads: int = 4
+    hop_length: int = 100
+    letters: int = 4
+    rows: int = 128
+    steps: int = 10_000
+    looks: int = 200
+    lr: float = 0.001
+    average: float = 0.99
+    test_rows: int = 1024
+    text_length: int = 128
+    text_steps: int = 5000
+    text_shares: tuple[float, ...] = (0.01, 0.1, 1.0)
+
+
+QUICK = Settings(
+    hops=(1,),
+    groups=("S3",),
+    lengths=(6,),
+    depths=(1, 2, 4),
+    seeds=(0,),
+    width=32,
+    heads=2,
+    hop_length=16,
+    rows=32,
+    steps=120,
+    looks=12,
+    lr=0.003,
+    average=0.9,
+    test_rows=64,
+    text_length=32,
+    text_steps=60,
+    text_shares=(0.1, 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something to learn.
+
+    Attributes:
+        name: of the files.
+        about: in words.
+        task: "hops", "words" or "text".
+        number: k, the length, or the share of the text.
+        group: of a word problem.
+        needed: the depth that theory says is enough, if it says anything.
+    """
+
+    name: str
+    about: str
+    task: str
+    number: float
+    group: str = ""
+    needed: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network."""
+
+    problem: Problem
+    depth: int | None  # of a fixed one; None infers it
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        model = "udn" if self.depth is None else f"depth{self.depth}"
+        return f"{self.problem.name}-{model}-{self.seed}"
+
+
+def problems(settings: Settings) -> list[Problem]:
+    """Those of the tasks."""
+    found = []
+    if "hops" in settings.tasks:
+        for k in settings.hops:
+            about = f"{k}-hop induction, {settings.hop_length} letters"
+            found.append(Problem(f"hop-{k}", about, "hops", k, needed=Hops(k).needed))
+    if "words" in settings.tasks:
+        for group in settings.groups:
+            for length in settings.lengths:
+                about = f"word problem of {group}, {length} elements"
+                found.append(Problem(f"word-{group}-{length}", about, "words", length, group))
+    if "text" in settings.tasks:
+        for share in settings.text_shares:
+            about = f"characters of a text, {share:.4g} of it"
+            found.append(Problem(f"text-{share:g}", about, "text", share))
+    return found
+
+
+def runs_of(problem: Problem, settings: Settings) -> list[Run]:
+    """The UDNs first: if time ends early, they are there."""
+    depths = (None, *settings.depths)
+    return [Run(problem, depth, seed) for depth in depths for seed in settings.seeds]
+
+
+def task_of(
+    problem: Problem, settings: Settings, rows: int, device: str = "cpu"
+) -> Hops | WordProblem:
+    """What makes the sequences of a problem that is made."""
+    if problem.task == "hops":
+        return Hops(int(problem.number), settings.hop_length, settings.letters, rows, device)
+    return WordProblem(problem.group, int(problem.number), rows, device)
+
+
+def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
+    """The network before training."""
+    is_text = run.problem.task == "text"
+    layers = TransformerLayers(vocabulary, settings.width, heads=settings.heads)
+    likelihood = Tokens(vocabulary, score="bits_per_character" if is_text else "accuracy")
+    family = FixedDepth(run.depth) if run.depth is not None else TruncatedNormal(*layers.reference)
+    return UDN(layers, likelihood, family, seed=run.seed)
+
+
+def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
+    """How to `fit` a run."""
+    found: dict[str, Any] = {
+        "epochs": epochs,
+        "lr": settings.lr,
+        "schedule": Fall(epochs),
+        "average": settings.average,
+        "clip": PRESET.clip,
+        "select": "log_score",
+    }
+    if run.depth is None:
+        assert PRESET.rule is not None
+        found["depth_rule"] = PRESET.rule()
+    return found
+
+
+@dataclass(frozen=True)
+class Fall:
+    """Epoch ↦ factor of the rate: up in the first twentieth, then down along half a cosine."""
+
+    epochs: int
+
+    def __call__(self, epoch: int) -> float:
+        """At the middle of the epoch."""
+        return cosine((epoch + 0.5) / self.epochs)
+
+
+def text_parts(text: Text, share: float, length: int) -> dict[str, torch.Tensor]:
+    """Training, validation and test characters: the last tenth is for the last two.
+
+    Of the first nine tenths a share at their end is trained on, at least ten windows.
+    """
+    total = len(text.tokens)
+    held = max(4 * length, total // 10)
+    train = text.tokens[: total - held]
+    kept = max(10 * length + 1, math.ceil(share * len(train)))
+    if len(train) < 10 * length + 1:
+        raise StudyError(
+            f"the text has {total} characters, too few for windows of {length}: give a longer one"
+        )
+    rest = text.tokens[total - held :]
+    half = len(rest) // 2
+    return {"train": train[-kept:], "validation": rest[:half], "test": rest[half:]}
+
+
+def digest(text: Text | None) -> str | None:
+    """Tells one text from another."""
+    if text is None:
+        return None
+    return hashlib.sha256(text.tokens.numpy().tobytes() + text.alphabet.encode()).hexdigest()[:16]
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings that the options ask for, checked."""
+    usual = QUICK if options.quick else Settings()
+    changes: dict[str, Any] = {}
+    for name in ("hops", "lengths", "depths", "seeds"):
+        words = getattr(options, name)
+        if words is not None:
+            changes[name] = whole_numbers(name, words, 0 if name == "seeds" else 1)
+    for name, known in (("tasks", TASKS), ("groups", GROUPS)):
+        words = getattr(options, name)
+        if words is not None:
+            chosen = listed(" ".join(words))
+            unknown = [word for word in chosen if word not in known]
+            if unknown or not chosen:
+                raise StudyError(f"--{name} must be among {', '.join(known)}, got {words}")
+            changes[name] = tuple(chosen)
+    least = {"width": 1, "heads": 1, "steps": 1, "text_steps": 1, "rows": 1}
+    for name, low in {**least, "hop_length": 2, "letters": 2}.items():
+        value = getattr(options, name)
+        if value is not None:
+            if value < low:
+                raise StudyError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
+            changes[name] = value
+    if options.lr is not None:
+        if not 0 < options.lr < 1:
+            raise StudyError(f"--lr must be between 0 and 1, got {options.lr:g}")
+        changes["lr"] = options.lr
+    settings = replace(usual, **changes)
+    if settings.width % (2 * settings.heads):
+        raise StudyError(f"--width must be a multiple of twice --heads, {2 * settings.heads}")
+    return replace(settings, looks=min(settings.looks, settings.steps))
+
+
+def text_file(given: Path | None, folder: str | None) -> Path | None:
+    """The file of the text: as given, else the file or the folder's text.txt that is named.
+
+    Args:
+        given: by an option, a file.
+        folder: by the environment, a file or a folder.
+    """
+    if given is not None:
+        if given.is_dir():
+            given = given / "text.txt"
+        if not given.is_file():
+            raise StudyError(f"--data: there is no text file {given}")
+        return given
+    if not folder:
+        return None
+    path = Path(folder)
+    path = path / "text.txt" if path.is_dir() else path
+    return path if path.is_file() else None

@@ -1,0 +1,207 @@
+"""Sequences written by a model, token by token, from the mixture over depths."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from unbounded.frozen import Frozen
+from unbounded.layers.base import Layers, Stack
+from unbounded.layers.transformer import KeyValues, TransformerLayers
+from unbounded.likelihoods import Likelihood, Tokens
+from unbounded.predictive import evaluating
+
+if TYPE_CHECKING:
+    from unbounded.model import UDN
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written.
+
+    Attributes:
+        tokens: prompt and continuation, `(batch, time)`.
+        log_probs: log-probability of each new token under the mixture it was drawn from,
+            before temperature and `top_k`, `(batch, new)`.
+        depths: how many layers were run for each new token, `(new,)`.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    depths: Tensor
+
+
+def generate(
+    model: "UDN | Frozen",
+    prompt: Tensor,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    sure: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Generated:
+    """Continue sequences by `length` tokens, with a cache of keys and values for each layer.
+
+    Each token comes from Σ_ℓ q(ℓ) p(y; Ω_ℓ), or, if the likelihood mixes by sequence, with
+    q(ℓ | tokens so far) in place of q(ℓ).
+
+    With `sure`, a token may leave early. Let S_ℓ(c) = Σ_{k≤ℓ} q(k) p(c; Ω_k). As soon as some token
+    has S_ℓ(c) ≥ sure in every sequence of the batch, the deeper layers are left out: whatever they
+    say, the mixture gives it at least that. The token is drawn from S_ℓ, normalised, which is
+    within 1 − sure of the mixture in total variation; with temperature 0 and sure ≥ ½ it is the
+    very one. The layers that were left out have no keys of that token. They are not guessed: its
+    state waits, and is run through them, together with others that wait, when a later token comes
+    so far. So what is written depends on `sure` only through the exits themselves.
+
+    Args:
+        model: with causal `TransformerLayers` and `Tokens`; or the same frozen.
+        prompt: tokens to begin with, `(batch, time)`, at least one.
+        length: how many to add.
+        temperature: below 1 sharpens the mixture, 0 takes the most probable token.
+        top_k: choose among so many most probable tokens.
+        sure: probability from which on deeper layers are left out; None: all are run.
+        generator: of the draws; torch's default one by default.
+
+    Raises:
+        ValueError: if the prompt is no such tensor, or the sequence would outgrow the positions.
+    """
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be at least 0, got {temperature}")
+    if top_k is not None and (isinstance(top_k, bool) or top_k < 1):
+        raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+    if sure is not None and not 0 < sure <= 1:
+        raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
+    if int(length) != length or length < 1:
+        raise ValueError(f"length must be an integer of at least 1, got {length!r}")
+    with evaluating(model), torch.inference_mode():
+        writer = _Writer(model, prompt, int(length), sure)
+        new, log_probs, depths = prompt.to(writer.device), [], []
+        tokens = new
+        for _ in range(int(length)):
+            mixture = writer.read(new)
+            new = _drawn(mixture, temperature, top_k, generator)
+            log_probs.append(mixture.gather(1, new))
+            depths.append(writer.depth)
+            writer.chose(new)
+            tokens = torch.cat([tokens, new], 1)
+        return Generated(tokens, torch.cat(log_probs, 1), torch.tensor(depths))
+
+
+class _Writer:
+    """Layers with their caches, and the states that wait in front of them."""
+
+    def __init__(self, model: "UDN | Frozen", prompt: Tensor, length: int, sure: float | None):
+        layers: Layers = model.layers
+        likelihood: Likelihood = model.likelihood
+        if not isinstance(layers, TransformerLayers) or not layers.causal:
+            raise ValueError("generate needs causal TransformerLayers")
+        if not isinstance(likelihood, Tokens):
+            raise ValueError(f"generate needs Tokens, got {type(likelihood).__name__}")
+        if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.shape[1]:
+            raise ValueError("the prompt must be tokens of shape (batch, time), at least one each")
+        layers.check_inputs(prompt)
+        total = prompt.shape[1] + length - 1  # the last token is not read
+        if layers.max_length is not None and total > layers.max_length:
+            raise ValueError(
+                f"prompt and continuation have {total + 1} tokens, positions end at max_length = "
+                f"{layers.max_length}"
+            )
+        self.layers, self.sure = layers, sure
+        stack, log_q = _modules(model)
+        self.hidden, self.first = stack.hidden, stack.first
+        self.heads = list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1)
+        self.by_sequence = likelihood.mix == "sequence"
+        self.device = log_q.device
+        # (depth, batch): by sequence each has a posterior of its own.
+        self.log_q = log_q[:, None].repeat(1, prompt.shape[0])
+        self.caches = [KeyValues() for _ in self.hidden]
+        self.waiting: list[Tensor | None] = [None] * len(self.hidden)
+        self.read_so_far = 0
+        self.depth = 0  # of the latest pass
+        self._last: list[Tensor] = []  # log-probabilities by depth in it
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Take new tokens `(batch, time)`; the log-mixture for the one after: `(batch, token)`."""
+        start, self.read_so_far = self.read_so_far, self.read_so_far + tokens.shape[1]
+        state: Tensor | None = None
+        total: Tensor | None = None
+        self._last = []
+        for index, layer in enumerate(self.hidden):
+            given: Any = tokens if index == 0 else self._with_waiting(index, state)
+            # How many tokens this layer gets; those before are in its cache.
+            count = tokens.shape[1] if index == 0 else given.shape[1]
+            at = start if index == 0 else self.read_so_far - count
+            context = self.layers.context_after(self._places(tokens, count), at, self.caches[index])
+            state = layer(given, context)
+            self.depth = index + 1
+            if self.depth < self.first:
+                continue
+            place = self.depth - self.first
+            recent = state[:, -(tokens.shape[1] if self.by_sequence else 1) :]
+            scores = self.heads[place](recent).float().log_softmax(-1)
+            if self.by_sequence and tokens.shape[1] > 1:  # what the prompt says of this depth
+                seen = scores[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0].sum(1)
+                self.log_q[place] += seen
+            self._last.append(scores[:, -1])
+            part = self.log_q[place][:, None] + scores[:, -1]
+            total = part if total is None else torch.logaddexp(total, part)
+            if self._is_sure(total, index):
+                self._wait(index + 1, state)
+                break
+        assert total is not None
+        return total.log_softmax(-1)
+
+    def chose(self, tokens: Tensor) -> None:
+        """By sequence: what the new tokens `(batch, 1)` say of the depth."""
+        if self.by_sequence:
+            for place, scores in enumerate(self._last):
+                self.log_q[place] += scores.gather(1, tokens)[:, 0]
+            self.log_q = self.log_q.log_softmax(0)
+
+    def _is_sure(self, total: Tensor, index: int) -> bool:
+        if self.sure is None or index + 1 == len(self.hidden):
+            return False
+        if self.by_sequence:
+            return False  # all depths must say what the token tells of them
+        return bool((total.amax(-1).exp() >= self.sure).all())
+
+    def _places(self, tokens: Tensor, count: int) -> Tensor:
+        """Something of the shape `(batch, count)`, for a context: tokens are layer 1's alone."""
+        return tokens if count == tokens.shape[1] else tokens[:, :1].expand(-1, count)
+
+    def _with_waiting(self, index: int, state: Tensor | None) -> Tensor:
+        """States that wait before a layer and the new ones behind them."""
+        assert state is not None
+        earlier, self.waiting[index] = self.waiting[index], None
+        return state if earlier is None else torch.cat([earlier, state], 1)
+
+    def _wait(self, index: int, state: Tensor) -> None:
+        """States that have come to a layer which is left out, some of which waited before it."""
+        earlier = self.waiting[index]
+        self.waiting[index] = state if earlier is None else torch.cat([earlier, state], 1)
+
+
+def _modules(model: "UDN | Frozen") -> tuple[Stack, Tensor]:
+    """The layers and heads of a pass, and log q(ℓ)."""
+    if isinstance(model, Frozen):
+        return model.stack(), model.depth_probs.log()
+    first, last = model.support()
+    return model.network.stack(last, first), model.depth_log_probs()
+
+
+def _drawn(
+    log_probs: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """A token of each row, `(batch, 1)`."""
+    if temperature == 0:
+        return log_probs.argmax(-1, keepdim=True)
+    scores = log_probs / temperature
+    if top_k is not None and top_k < scores.shape[-1]:
+        least = scores.topk(top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    probs = scores.softmax(-1)
+    device = probs.device if generator is None else generator.device
+    return torch.multinomial(probs.to(device), 1, generator=generator).to(log_probs.device)

@@ -1,0 +1,98 @@
+"""Sequences from the mixture over depths: caches, early exits, draws."""
+
+import math
+
+import pytest
+import torch
+
+import unbounded as ub
+from test_sequences import V, model, tokens
+
+
+def slowly(net, prompt, length):
+    """Without a cache: the most probable token of the whole mixture each time."""
+    for _ in range(length):
+        best = ub.predict(net, prompt).log_probs[:, -1].argmax(-1, keepdim=True)
+        prompt = torch.cat([prompt, best], 1)
+    return prompt
+
+
+@pytest.mark.parametrize("arguments", [{}, {"positions": "learnt", "max_length": 20}])
+def test_a_cache_changes_nothing(arguments):
+    net, prompt = model(ub.TruncatedNormal(3.0, 1.0), **arguments), tokens(3, 4)
+    found = ub.generate(net, prompt, 8, temperature=0)
+    assert torch.equal(found.tokens, slowly(net, prompt, 8))
+    assert bool((found.depths == net.support()[1]).all())
+    mixed = ub.predict(net, found.tokens[:, :-1]).log_probs[:, 3:]
+    expected = mixed.gather(-1, found.tokens[:, 4:, None])[..., 0]
+    torch.testing.assert_close(found.log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+    frozen = ub.generate(net.freeze(), prompt, 8, temperature=0)
+    assert torch.equal(frozen.tokens, found.tokens)
+
+
+def test_tokens_that_leave_early_are_those_of_the_whole_mixture():
+    net = model(ub.TruncatedNormal(3.0, 1.5), shares_head=True)
+    with torch.no_grad():
+        net.network.heads["1"].linear.weight *= 6  # so that some are sure, and others not
+    for seed in range(3):
+        prompt = tokens(1, 3, seed)
+        whole = ub.generate(net, prompt, 12, temperature=0)
+        early = ub.generate(net, prompt, 12, temperature=0, sure=0.5)
+        assert torch.equal(early.tokens, whole.tokens)
+        assert bool((early.depths <= whole.depths).all())
+        if len(early.depths.unique()) > 1:
+            break
+    else:
+        pytest.fail("no sequence has tokens that leave at several depths")
+
+
+def test_sequences_are_mixed_by_what_was_written():
+    likelihood = ub.Tokens(V, mix="sequence")
+    net, prompt = model(ub.TruncatedNormal(2.0, 1.0), likelihood=likelihood), tokens(2, 4)
+    found = ub.generate(net, prompt, 5, generator=torch.Generator().manual_seed(0))
+    x, y = found.tokens[:, :-1], found.tokens[:, 1:]
+    expected = ub.predict(net, x).token_log_probs(y)[:, 3:]
+    torch.testing.assert_close(found.log_probs.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_draws():
+    net, prompt = model(ub.FixedDepth(2)), tokens(1, 3).repeat(400, 1)
+
+    def draw(seed=0, **options):
+        return ub.generate(net, prompt, 1, generator=torch.Generator().manual_seed(seed), **options)
+
+    one, again, other = draw(), draw(), draw(1)
+    assert torch.equal(one.tokens, again.tokens)
+    assert not torch.equal(one.tokens, other.tokens)
+    probs = ub.predict(net, prompt[:1]).probs[0, -1]
+    shares = one.tokens[:, -1].bincount(minlength=V) / 400
+    error = (probs * (1 - probs) / 400).sqrt()
+    assert bool(((shares - probs).abs() < 4.5 * error).all())
+    best = set(probs.topk(2).indices.tolist())
+    assert set(draw(top_k=2).tokens[:, -1].tolist()) == best
+    assert draw(temperature=0).tokens[:, -1].unique().tolist() == [int(probs.argmax())]
+    sharp = draw(temperature=0.25).tokens[:, -1].bincount(minlength=V)
+    assert int(sharp.max()) > int(one.tokens[:, -1].bincount(minlength=V).max())
+    assert math.isclose(
+        float(one.log_probs[0, 0].exp()), float(probs[one.tokens[0, -1]]), rel_tol=1e-4
+    )
+
+
+def test_bad_arguments_are_one_clear_error():
+    net, prompt = model(max_length=6), tokens(1, 3)
+    for options, words in (
+        ({"length": 5}, "prompt and continuation have 8 tokens"),
+        ({"length": 0}, "length must be"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"top_k": 0}, "top_k must be"),
+        ({"sure": 1.5}, "sure must be"),
+        ({"prompt": prompt[:, :0]}, "prompt must be tokens"),
+        ({"prompt": prompt + V}, "tokens must be in"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ub.generate(net, **{"prompt": prompt, "length": 2, **options})
+    with pytest.raises(ValueError, match="causal"):
+        ub.generate(model(causal=False), prompt, 1)
+    dense = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))
+    with pytest.raises(ValueError, match="TransformerLayers"):
+        ub.generate(dense, prompt, 1)
