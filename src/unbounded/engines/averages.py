@@ -9,6 +9,7 @@ from torch.optim import swa_utils
 
 from unbounded import growth
 from unbounded.model import UDN
+from unbounded.parallel.shards import local
 from unbounded.steps.step import uncompiled
 
 
@@ -42,8 +43,8 @@ class MovingAverage:
                 raise LookupError(f"{name} was born unnoticed")
             self.steps[name] += 1
             averages, values = groups.setdefault(self.steps[name], ([], []))
-            averages.append(self.values[name])
-            values.append(parameter.detach())
+            averages.append(local(self.values[name]))
+            values.append(local(parameter.detach()))
         for steps, (averages, values) in groups.items():
             torch._foreach_lerp_(averages, values, 1 - short_memory(steps, self.decay))
 

@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unbounded import growth
-from unbounded.engines import held_out
+from unbounded.engines import held_out, sharing
 from unbounded.engines.averages import MovingAverage
 from unbounded.engines.base import TERMS, VALIDATION, Birth, Engine, Row, TrainingTask
-from unbounded.engines.states import check_member, load_member, save_member
+from unbounded.engines.states import check_member, load_member, load_model, save_member
 from unbounded.files import FileError, under
 from unbounded.model import UDN
+from unbounded.parallel import batch_norm
 from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import (
     Batch,
     Batches,
+    LoaderBatches,
     batches,
     check_processes,
     check_shapes,
@@ -94,6 +96,8 @@ class Eager(Engine):
             member.terms.clear()
             if member.judge is not None:
                 member.judge.settle(member.model, held_out.weights(member.scores))
+            if isinstance(member.data, LoaderBatches):
+                member.data.begin_epoch(epoch)
             member.iterator = iter(member.data)
             if not member.model.training:
                 member.model.train()
@@ -168,7 +172,7 @@ class Eager(Engine):
             if best and member.best is not None:
                 num_layers, state = member.best
                 growth.resize(member.model, num_layers, member.optimizer)
-                member.model.load_state_dict(state)
+                load_model(member.model, state)
             elif member.average is not None:
                 member.average.notice()
                 with torch.no_grad():
@@ -241,22 +245,22 @@ class Eager(Engine):
         """One step of one model."""
         processes, share = self.task.processes, 1.0
         if processes.size > 1:
-            here, share = processes.own_rows(batch.x.shape[0])
-            batch = Batch(*(None if part is None else part[here] for part in batch))  # type: ignore[arg-type]
+            batch, share = sharing.own_part(member.data, batch, processes)
         if grow:
             self._grow(member, None, batch)
-        info = step_with(
-            member.options,
-            member.call,  # type: ignore[arg-type]
-            member.optimizer,
-            batch,
-            float(member.data.num_data),
-            False,
-            member.scaler,
-            f" at step {member.steps} (epoch {self.epoch + 1})",
-            processes,
-            share,
-        )
+        with processes.telling():
+            info = step_with(
+                member.options,
+                member.call,  # type: ignore[arg-type]
+                member.optimizer,
+                batch,
+                float(member.data.num_data),
+                False,
+                member.scaler,
+                f" at step {member.steps} (epoch {self.epoch + 1})",
+                processes,
+                share,
+            )
         member.terms.extend(info.terms)
 
     def _grow(self, member: Member, support: tuple[int, int] | None, batch: Batch) -> None:
@@ -269,6 +273,7 @@ class Eager(Engine):
             room = growth.Room.in_training(member.optimizer, (rows, *batch.x.shape[1:]), kept)
             self._check_room(model, change.hidden.stop - 1, room)
             growth.apply(change, member.model, member.optimizer)
+            sharing.synchronise(self.task, model)
         # Walking over all parameters takes longer than a small layer: not in each step.
         key = (self.epoch, model.network.num_layers)
         if member.average is not None and (change.changes or member.average.noticed != key):
@@ -288,6 +293,7 @@ class Eager(Engine):
     def _release(self, member: Member) -> None:
         """Before a model goes back to its owner."""
         self.task.processes.release(member.model)
+        batch_norm.release(member.model.network)
 
     # The rest -------------------------------------------------------------------------------
 
@@ -310,7 +316,10 @@ class Eager(Engine):
         }
         held_out.check_rule(options.depth_rule, sets)
         check_processes(task.processes, task.batch_size, {"training": data, **sets})
-        check_shapes(model, [data, *sets.values()])
+        if model.network.placement.is_whole:  # else all processes would have to come this far
+            check_shapes(model, [data, *sets.values()])
+        sharing.shard(self, task, number)
+        sharing.synchronise(task, model)
         optimizer = self._build_optimizer(number)
         found = [
             {k: v for k, v in group.items() if k not in ("params", "param_names")}

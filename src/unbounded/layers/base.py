@@ -50,7 +50,7 @@ class Stack(NamedTuple):
 
 def layer_error(what: str, depth: int, state: Tensor, error: Exception) -> Exception:
     """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
-    if isinstance(error, torch.OutOfMemoryError | LayerError):
+    if isinstance(error, torch.OutOfMemoryError | LayerError) or of_peers(error):
         return error
     giver = depth - 1 if what == "layer" else depth
     source = f"layer {giver}" if giver else "the input"
@@ -58,6 +58,13 @@ def layer_error(what: str, depth: int, state: Tensor, error: Exception) -> Excep
         f"{what} {depth} could not take what {source} gives, "
         f"shape {tuple(state.shape)} and dtype {state.dtype}: {error}"
     )
+
+
+def of_peers(error: BaseException) -> bool:
+    """Whether this was raised by a message to another process, which layers in shards send."""
+    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
+        return True
+    return "gloo/" in str(error) or "NCCL" in str(error)
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

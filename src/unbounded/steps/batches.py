@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from unbounded.parallel import Processes
+from unbounded.parallel import ALONE, ProcessError, Processes
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -74,6 +74,10 @@ class LoaderBatches:
     def __init__(self, loader: "DataLoader[Any]", model: "UDN", num_data: int | None):
         self.loader = loader
         self.model = model
+        self.processes: Processes = ALONE
+        self.share = 1.0
+        """Which part of the rows of all processes the last batch was."""
+        self._counted = num_data is not None
         if num_data is None:
             try:
                 num_data = len(loader.dataset)  # type: ignore[arg-type]
@@ -87,13 +91,63 @@ class LoaderBatches:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The loader's own, so that a checkpoint can keep its state."""
-        return getattr(self.loader, "generator", None)
+        """The loader's own, so that a checkpoint can keep its state; not those of several."""
+        return getattr(self.loader, "generator", None) if self.processes.size == 1 else None
 
     def __len__(self) -> int:
         return len(self.loader)
 
+    def join(self, processes: Processes, what: str) -> None:
+        """From now on each process reads its own part; a ValueError if it would read all rows."""
+        self.processes = processes
+        sampler = getattr(self.loader, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            if (sampler.num_replicas, sampler.rank) != (processes.size, processes.rank):
+                raise ValueError(
+                    f"{what} data: the sampler is that of process {sampler.rank} of "
+                    f"{sampler.num_replicas}, this is process {processes.rank} of {processes.size}"
+                )
+        elif not isinstance(self.loader.dataset, IterableDataset) and not self._counted:
+            counted = ", or say num_data, the number of rows of all processes together"
+            raise ValueError(
+                f"{what} data: each process would read all rows of the loader. Give it a "
+                f"DistributedSampler{counted if what == 'training' else ', or give arrays'}"
+            )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Another order of the rows, if the sampler goes by epochs."""
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if self.processes.size > 1 and set_epoch is not None:
+            set_epoch(epoch)
+
     def __iter__(self) -> Iterator[Batch]:
+        return self._own() if self.processes.size == 1 else self._together()
+
+    def _together(self) -> Iterator[Batch]:
+        """As long as any process has rows: the others go on with a row of a share of 0."""
+        processes, own = self.processes, self._own()
+        last: Batch | None = None
+        while True:
+            with processes.agreeing():
+                batch = next(own, None)
+            rows = torch.zeros(processes.size, dtype=torch.float64)
+            rows[processes.rank] = 0 if batch is None else batch.x.shape[0]
+            rows = rows.to(self.model.anchor.device)
+            processes.sum(rows)
+            counts = rows.tolist()
+            if not any(counts):
+                return
+            if last is None and not all(counts):
+                without = counts.index(0)
+                raise ProcessError(f"the loader of process {without} gave no batches")
+            if batch is None:
+                assert last is not None
+                batch = Batch(*(None if part is None else part[:1] for part in last))  # type: ignore[arg-type]
+            self.share = counts[processes.rank] / sum(counts)
+            last = batch
+            yield batch
+
+    def _own(self) -> Iterator[Batch]:
         for item in self.loader:
             if not isinstance(item, list | tuple) or len(item) not in (2, 3):
                 raise ValueError(
@@ -201,15 +255,14 @@ def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
 
 
 def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
-    """A ValueError unless there are rows for each process, and each can have all of them."""
+    """A ValueError unless there are rows for each process; loaders learn who reads with them."""
     if processes.size == 1:
         return
     for name, data in sets.items():
         if isinstance(data, LoaderBatches):
-            raise ValueError(
-                f"{name} data: a DataLoader does not go with several processes, each of which "
-                "takes its part of every batch: give arrays or ImageData"
-            )
+            data.join(processes, name)
+    if isinstance(sets["training"], LoaderBatches):
+        return
     rows = sets["training"].num_data
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")

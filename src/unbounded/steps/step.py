@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from unbounded import growth, parallel
 from unbounded.elbo import ElboTerms
 from unbounded.parallel import ALONE, Processes
+from unbounded.parallel.shards import Shards, local
 from unbounded.steps.objective import Gradient
 from unbounded.steps.options import StepOptions
 
@@ -120,7 +121,7 @@ def step_with(
         for parameter in group["params"]:
             parameter.grad = None
     gradient = Gradient(inner, num_data, options, call=model, scaler=scaler, processes=processes)
-    parts = pieces(batch, options.micro_batches)
+    parts = pieces(batch, options.micro_batches, padded=processes.size > 1)
     for number, (x, y, weights, part) in enumerate(parts, 1):
         gradient.add(x, y, weights, part * share, number == len(parts))
     gradient.share()
@@ -135,13 +136,24 @@ def step_with(
     if scaler is not None and options.clip is not None:
         scaler.unscale_(optimizer)
     if options.clip is not None:
-        torch.nn.utils.clip_grad_norm_(inner.parameters(), options.clip)
+        _clip(inner, options.clip)
     if scaler is None:
         optimizer.step()
     else:
         scaler.step(optimizer)
         scaler.update()
     return StepInfo(gradient.terms, value, change)
+
+
+def _clip(model: "UDN", largest: float) -> None:
+    """Let the norm of all gradients be no larger than this."""
+    placement = model.network.placement
+    if not isinstance(placement, Shards):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+        return
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    factor = (largest / (placement.norm(grads) + 1e-6)).clamp(max=1.0)  # as torch does
+    torch._foreach_mul_([local(grad) for grad in grads], factor)
 
 
 def uncompiled(model: Any) -> "UDN":
@@ -155,9 +167,13 @@ def uncompiled(model: Any) -> "UDN":
 
 
 def pieces(
-    batch: tuple[Tensor, Tensor, Tensor | None], count: int
+    batch: tuple[Tensor, Tensor, Tensor | None], count: int, padded: bool = False
 ) -> list[tuple[Tensor, Tensor, Tensor | None, float]]:
-    """A batch in `count` parts as equal as can be, each with its share of the rows."""
+    """A batch in `count` parts as equal as can be, each with its share of the rows.
+
+    With fewer rows than that there are fewer parts, unless they are padded: then the rest are the
+    first row with a share of 0, so that all processes run the layers equally often.
+    """
     x, y, weights = batch
     rows = x.shape[0]
     if count == 1:
@@ -168,6 +184,9 @@ def pieces(
         at = slice(int(part[0]), int(part[-1]) + 1)
         own = None if weights is None else weights[at]
         found.append((x[at], y[at], own, len(part) / rows))
+    if padded:
+        first = (x[:1], y[:1], None if weights is None else weights[:1], 0.0)
+        found += [first] * (count - len(found))
     return found
 
 
