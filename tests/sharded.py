@@ -1,5 +1,6 @@
 """Runs of `fit` with layers in shards: python sharded.py SCENARIO FOLDER, as `several.py`."""
 
+import importlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ from unbounded.training import Callback, shard_files
 
 RUNS = {
     "clip": ("weights", {"clip": 0.05, "batch_size": 44}),  # 90 = 2·44 + 2
-    "rate": ("rate", {"micro_batches": 3, "average": 0.9, "select": "log_score"}),
+    "rate": ("rate", {"micro_batches": 2, "average": 0.9, "select": "log_score"}),
     "held_out": ("held_out", {"select": "score"}),
     "modules": ("modules", {"equal_heads": True, "equal_layers": True, "drop_inactive": True}),
 }
@@ -194,7 +196,8 @@ def refused(kind: str) -> None:
         model.elbo(*data(), 90)
     if kind == "differs":
         options["shard"] = parallel.rank() == 0
-    ub.fit(torch.compile(model) if kind == "compiled" else model, *data(), **options)
+    compiled = SimpleNamespace(_orig_mod=model)  # torch's own takes long to begin with
+    ub.fit(compiled if kind == "compiled" else model, *data(), **options)
 
 
 def wrong_loader(kind: str, model) -> None:
@@ -222,20 +225,21 @@ def refusals() -> dict[str, str]:
 def halves(folder: Path) -> dict:
     """A run in one go, one that a checkpoint cuts in two, and one whose writer fails."""
     path = folder / "run.checkpoint"
-    found = {"whole": run("rate", True)}
+    once = partial(run, "rate", True, micro_batches=1)
+    found = {"whole": once()}
     stray = folder / f"{path.name}.{'0' * 16}.shards"
     if parallel.rank() == 0:
         stray.mkdir()  # what a process that was killed has left behind
-    run("rate", True, epochs=3, checkpoint=path)
+    once(epochs=3, checkpoint=path)
     found["folders"] = [len(list(folder.glob("run.checkpoint.*.shards"))), stray.exists()]
     digest = shard_files._digest
     try:
-        run("rate", True, epochs=4, checkpoint=path, resume=True, callbacks=[Full()])
+        once(epochs=4, checkpoint=path, resume=True, callbacks=[Full()])
     except Exception as error:
         found["failed"] = f"{type(error).__name__}: {error}"
     shard_files._digest = digest
-    found["cut"] = run("rate", True, checkpoint=path, resume=True)
-    run("rate", True, epochs=3, checkpoint=folder / "half.checkpoint")
+    found["cut"] = once(checkpoint=path, resume=True)
+    once(epochs=3, checkpoint=folder / "half.checkpoint")
     return found
 
 
@@ -294,12 +298,11 @@ def main(scenario: str, folder: Path) -> None:
         found |= {"noisy": noisy(True), "used": used(folder), **halves(folder)}
         found |= {"loaders": loaders(), "batch_norm": batch_norm(True), "sampled": sampled()}
         (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(refusals()))
-    if scenario == "half":
-        run("rate", True, epochs=3, checkpoint=folder / "half.checkpoint")
     if scenario == "four":
         found = {name: run(name, True) for name in FOUR}
         for name in ("half", "alone"):  # what two have begun, and what one has
-            found[name] = run("rate", True, checkpoint=folder / f"{name}.checkpoint", resume=True)
+            path = folder / f"{name}.checkpoint"
+            found[name] = run("rate", True, micro_batches=1, checkpoint=path, resume=True)
     if scenario == "elastic":
         options = {"checkpoint": folder / "run.checkpoint", "checkpoint_every": 1, "resume": True}
         killed = several.Signal(signal.SIGKILL, 5)
@@ -317,6 +320,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     several.main = main
+    for name in ("_dynamo", "distributed.fsdp", "distributed.checkpoint"):
+        importlib.import_module(f"torch.{name}")  # once, before the processes part
     if "RANK" in os.environ:
         main(scenario, folder)
     else:

@@ -43,9 +43,11 @@ class MovingAverage:
                 raise LookupError(f"{name} was born unnoticed")
             self.steps[name] += 1
             averages, values = groups.setdefault(self.steps[name], ([], []))
-            averages.append(local(self.values[name]))
-            values.append(local(parameter.detach()))
+            averages.append(self.values[name])
+            values.append(parameter.detach())
         for steps, (averages, values) in groups.items():
+            if not self.model.network.placement.is_whole:
+                averages, values = [local(a) for a in averages], [local(v) for v in values]
             torch._foreach_lerp_(averages, values, 1 - short_memory(steps, self.decay))
 
     @torch.no_grad()

@@ -158,7 +158,7 @@ class Several(Processes):
         try:
             yield
         except RuntimeError as error:
-            if not of_peers(error):
+            if isinstance(error, ProcessError) or not of_peers(error):
                 raise
             raise unreachable(self.rank, self.size, error) from error
 

@@ -6,6 +6,7 @@ those which are born later need nothing but the same call. λ and the likelihood
 are a few numbers: they stay whole, and their gradients are summed as without shards.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
     from unbounded.priors import WeightPrior
 
-if dist.is_available():
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
-    from torch.distributed.tensor import DTensor, Shard, distribute_tensor, empty
+# Torch's modules for this are imported where they are needed: they take a second.
 
 
 class Shards(Placement):
@@ -41,6 +39,8 @@ class Shards(Placement):
 
     def __init__(self, processes: Processes, device: torch.device):
         self.processes = processes
+        from torch.distributed.device_mesh import DeviceMesh
+
         group = dist.group.WORLD
         assert group is not None
         self.mesh = DeviceMesh.from_group(group, device.type)
@@ -48,6 +48,8 @@ class Shards(Placement):
 
     def place(self, module: nn.Module) -> None:
         """Keep this process's part of a layer or head; no message is sent."""
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
         named = dict(module.named_parameters())
         if isinstance(module, FSDPModule) or not named:
             return  # a layer that stands at several depths; nothing to spread
@@ -113,11 +115,15 @@ class Shards(Placement):
 
     def split(self, tensor: Tensor) -> Tensor:
         """A tensor that every process has, in shards; no message is sent."""
+        from torch.distributed.tensor import Shard, distribute_tensor
+
         found: Tensor = distribute_tensor(tensor, self.mesh, [Shard(0)], src_data_rank=None)
         return found
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Room for a tensor in shards."""
+        from torch.distributed.tensor import Shard, empty
+
         found: Tensor = empty(*shape, dtype=dtype, device_mesh=self.mesh, placements=[Shard(0)])
         return found
 
@@ -168,7 +174,8 @@ def unshard(model: "UDN") -> None:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether other processes hold the rest of a tensor."""
-    return dist.is_available() and isinstance(tensor, DTensor)
+    module = sys.modules.get("torch.distributed.tensor")  # without it there is none
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

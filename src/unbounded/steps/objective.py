@@ -256,7 +256,9 @@ class Gradient:
         each = factors.to(parameters[0].dtype).unbind()[part] if parameters else ()
         for parameter, factor in zip(parameters, each, strict=True):
             if parameter.grad is not None:
-                grads.append(local(parameter.grad))
-                values.append(local(parameter))
+                grads.append(parameter.grad)
+                values.append(parameter)
                 kept.append(factor)
+        if not self.placement.is_whole:  # number by number, so each process by itself
+            grads, values = [local(g) for g in grads], [local(v) for v in values]
         return grads, values, kept

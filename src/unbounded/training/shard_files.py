@@ -31,6 +31,9 @@ _PIECE = 1 << 22
 def write(path: str | Path, tensors: dict[str, Tensor], processes: Processes) -> dict[str, Any]:
     """Write the shards of all processes to a new folder beside `path`.
 
+    Raises:
+        ProcessError: in all processes, if one cannot write its own.
+
     Returns:
         What `read` needs to know, for the checkpoint; the same in all processes.
     """
@@ -39,23 +42,21 @@ def write(path: str | Path, tensors: dict[str, Tensor], processes: Processes) ->
     target = Path(path)
     mark = processes.gather(secrets.token_hex(8))[0]
     folder = target.with_name(f"{target.name}.{mark}.shards")
-    with processes.agreeing():
-        if processes.is_first:
-            with atomic.naming(path):
-                folder.mkdir()
     try:
+        with processes.agreeing():
+            if processes.is_first:
+                with atomic.naming(path):
+                    folder.mkdir()
         writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        try:
-            dcp.save(tensors, storage_writer=writer)
-        except Exception as error:  # of any process: torch tells all of them
-            raise ProcessError(f"cannot write {path}: {_words(error)}") from error
+        dcp.save(tensors, storage_writer=writer)  # what fails in one process, fails in all
         with processes.agreeing():
             files = sorted(folder.iterdir())
             own = {file.name: _digest(file) for file in files[processes.rank :: processes.size]}
-    except Exception:
+    except Exception as error:
         if processes.is_first:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
+        # All processes know of it: whoever has called this need not ask again.
+        raise ProcessError(f"cannot write {path}: {_words(error)}") from error
     found = {name: value for part in processes.gather(own) for name, value in part.items()}
     return {"folder": folder.name, "files": found}
 
