@@ -22,8 +22,8 @@ from unbounded.priors import WeightPrior
 from unbounded.training import Callback, shard_files
 
 RUNS = {
-    "clip": ("weights", {"clip": 0.05, "batch_size": 44}),  # 90 = 2·44 + 2
-    "rate": ("rate", {"micro_batches": 2, "average": 0.9, "select": "log_score"}),
+    "clip": ("weights", {"clip": 0.05, "batch_size": 44, "micro_batches": 2}),  # 90 = 2·44 + 2
+    "rate": ("rate", {"average": 0.9, "select": "log_score"}),
     "held_out": ("held_out", {"select": "score"}),
     "modules": ("modules", {"equal_heads": True, "equal_layers": True, "drop_inactive": True}),
 }
@@ -223,10 +223,8 @@ def refusals() -> dict[str, str]:
 
 
 def halves(folder: Path) -> dict:
-    """A run in one go, one that a checkpoint cuts in two, and one whose writer fails."""
-    path = folder / "run.checkpoint"
-    once = partial(run, "rate", True, micro_batches=1)
-    found = {"whole": once()}
+    """A run that a checkpoint cuts in two, and one whose writer fails."""
+    path, once, found = folder / "run.checkpoint", partial(run, "rate", True), {}
     stray = folder / f"{path.name}.{'0' * 16}.shards"
     if parallel.rank() == 0:
         stray.mkdir()  # what a process that was killed has left behind
@@ -240,6 +238,7 @@ def halves(folder: Path) -> dict:
     shard_files._digest = digest
     found["cut"] = once(checkpoint=path, resume=True)
     once(epochs=3, checkpoint=folder / "half.checkpoint")
+    found["alone"] = once(checkpoint=folder / "alone.checkpoint", resume=True)
     return found
 
 
@@ -300,9 +299,8 @@ def main(scenario: str, folder: Path) -> None:
         (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(refusals()))
     if scenario == "four":
         found = {name: run(name, True) for name in FOUR}
-        for name in ("half", "alone"):  # what two have begun, and what one has
-            path = folder / f"{name}.checkpoint"
-            found[name] = run("rate", True, micro_batches=1, checkpoint=path, resume=True)
+        path = folder / "half.checkpoint"  # what two have begun
+        found["half"] = run("rate", True, checkpoint=path, resume=True)
     if scenario == "elastic":
         options = {"checkpoint": folder / "run.checkpoint", "checkpoint_every": 1, "resume": True}
         killed = several.Signal(signal.SIGKILL, 5)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -36,7 +37,7 @@ def check_runs(found: dict, names) -> None:
         assert apart(alone, found[name], name) <= 1e-10
 
 
-def check_damage(path, options) -> None:
+def check_damage(path) -> None:
     """A byte that flipped, a file that is gone: a line that begins with the path."""
     (folder,) = path.parent.glob("run.checkpoint.*.shards")
     file = sorted(folder.iterdir())[1]
@@ -44,13 +45,15 @@ def check_damage(path, options) -> None:
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(FileError, match=r"run.checkpoint: the file .* is damaged"):
-        sharded.run("rate", True, checkpoint=path, **options)
+        sharded.run("rate", True, checkpoint=path, resume=True)
     file.unlink()
     with pytest.raises(FileError, match=r"run.checkpoint: its folder .* does not hold the 2 files"):
-        sharded.run("rate", True, checkpoint=path, **options)
+        sharded.run("rate", True, checkpoint=path, resume=True)
 
 
 def test_two_and_four_processes(tmp_path):
+    begun = {"epochs": 3, "checkpoint": tmp_path / "alone.checkpoint"}
+    sharded.run("rate", True, **begun)
     ended = run(variables(2), "two", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "two.pt", weights_only=False)
@@ -65,7 +68,8 @@ def test_two_and_four_processes(tmp_path):
     for name in ("loaders", "batch_norm"):
         assert apart(getattr(sharded, name)(), found[name], name) <= 1e-10
     # Checkpoints: bit for bit with the same number, whatever a writer that failed has left.
-    assert apart(found["whole"], found["cut"]) == 0
+    assert apart(found["rate"], found["cut"]) == 0
+    assert apart(found["rate"], found["alone"]) <= 1e-10  # one process began it
     assert found["folders"] == [1, False]
     assert "no space left" in found["failed"]
     for rank in range(2):
@@ -74,31 +78,33 @@ def test_two_and_four_processes(tmp_path):
         for kind, words in sharded.REFUSED.items():
             assert words in told[kind], kind
             assert "\n" not in told[kind]
-    # A run of two goes on in four processes, one of one too; and one of two alone.
+    # A run of two goes on alone, and in four processes.
     shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *_: ["copy", "alone"])
-    options = {"micro_batches": 1, "resume": True}
-    rest = sharded.run("rate", True, checkpoint=tmp_path / "copy/half.checkpoint", **options)
-    assert apart(found["whole"], rest) <= 1e-10
+    rest = sharded.run("rate", True, checkpoint=tmp_path / "copy/half.checkpoint", resume=True)
+    assert apart(found["rate"], rest) <= 1e-10
     assert not list(tmp_path.glob("copy/half.checkpoint.*.shards"))  # it wrote one file
-    check_damage(tmp_path / "run.checkpoint", options)
-    sharded.run("rate", True, epochs=3, checkpoint=tmp_path / "alone.checkpoint", **options)
+    check_damage(tmp_path / "run.checkpoint")
     ended = run(variables(4), "four", tmp_path)
     assert ended.returncode == 0, ended.stdout
     four = torch.load(tmp_path / "four.pt", weights_only=False)
     check_runs(four, sharded.FOUR)
-    for name in ("half", "alone"):
-        assert apart(found["whole"], four[name]) <= 1e-10
+    assert apart(found["rate"], four["half"]) <= 1e-10
 
 
-@pytest.mark.parametrize("scenario", ["hang", "hang_shards"])
-def test_a_peer_that_hangs(tmp_path, scenario):
-    ended = run(variables(2, timeout=5), scenario, tmp_path)
-    assert ended.returncode == 1
-    words, seconds = json.loads((tmp_path / "hang.json").read_text())
-    assert words.count("process 0 of 2 cannot reach the others") == 1, words
-    assert words.startswith("ProcessError: ")
-    assert "\n" not in words
-    assert seconds < 15
+def test_a_peer_that_hangs(tmp_path):
+    """With and without shards, both at once: it is a test of waiting."""
+    folders = {scenario: tmp_path / scenario for scenario in ("hang", "hang_shards")}
+    for folder in folders.values():
+        folder.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run, variables(2, timeout=5), *item) for item in folders.items()]
+        assert [one.result().returncode for one in runs] == [1, 1]
+    for folder in folders.values():
+        words, seconds = json.loads((folder / "hang.json").read_text())
+        assert words.count("process 0 of 2 cannot reach the others") == 1, words
+        assert words.startswith("ProcessError: ")
+        assert "\n" not in words
+        assert seconds < 15
 
 
 def test_a_killed_process_is_started_again(tmp_path):

@@ -33,6 +33,9 @@ def shard(engine: Engine, task: TrainingTask, number: int) -> None:
         if not model.network.placement.is_whole:
             raise refuse(engine, "a model in shards", "give shard=True, or parallel.unshard it")
         return
+    placement = model.network.placement
+    if isinstance(placement, shards.Shards) and placement.processes is not task.processes:
+        raise ValueError("the model is in shards of other processes: let them parallel.unshard it")
     built = hasattr(options.optimizer, "param_groups")
     for given, what, instead in (
         (built, "an optimiser that is built already", "give its class, or a partial of it"),

@@ -104,8 +104,9 @@ class Shards(Placement):
         """The norm of tensors, some of them in shards, over all processes."""
         sharded = [local(t) for t in tensors if is_sharded(t)]
         others = [t for t in tensors if not is_sharded(t)]
-        total = tensors[0].new_zeros(())
-        total = local(total).clone()
+        if not tensors:
+            return torch.zeros(())
+        total = local(tensors[0]).new_zeros(())
         if sharded:
             total += torch.stack(torch._foreach_norm(sharded)).square().sum()
         self.processes.sum(total)
