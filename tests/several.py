@@ -127,14 +127,19 @@ def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
     results = result if many > 1 else [result]
     rows = [[{**row, "seconds": 0} for row in one.history] for one in results]
     births = [one.history.births for one in results]
-    return {"rows": rows, "births": births, "states": [one.state_dict() for one in models]}
+    return {"rows": rows, "births": births, "states": [whole_state(one) for one in models]}
+
+
+def whole_state(one) -> dict[str, torch.Tensor]:
+    """A model's state, gathered where it is in shards."""
+    return {name: one.network.placement.whole(v) for name, v in one.state_dict().items()}
 
 
 class Signal(Callback):
     """The second process gets a signal in the middle of an epoch, at the first attempt."""
 
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, number, step=15):
+        self.number, self.step = number, step
 
     def on_fit_start(self, trainer):
         if trainer.processes.rank != 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -143,7 +148,7 @@ class Signal(Callback):
 
         def signalled(grow):
             count[0] += 1
-            if count[0] == 15:
+            if count[0] == self.step:
                 os.kill(os.getpid(), self.number)
             return step(grow)
 
@@ -160,7 +165,7 @@ KINDS = {
     "batch": "batch_size is 1 for",
     "graphs": "Graphs does not take several processes: use Eager()",
     "stacked": "Stacked does not take several processes: use Eager()",
-    "loader": "training data: a DataLoader does not go with several processes",
+    "loader": "training data: each process would read all rows of the loader",
     "folder": "checkpoint: the folder /proc/no does not exist",
     "full": "cannot write",
     "wrapped": "give the model itself",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from unbounded import trees
+from unbounded import growth, trees
 from unbounded.layers.base import Layers, Stack, plainly
 from unbounded.likelihoods import Likelihood
 
@@ -44,8 +44,13 @@ class Frozen(nn.Module):
         """A frozen copy: later training of `model` does not reach it."""
         first, last = model.support()
         stack = model.network.stack(last, first)
-        # Together, so that what layers and heads share stays shared.
-        hidden, heads = copy.deepcopy((list(stack.hidden), list(stack.heads)))
+        if model.network.placement.is_whole:
+            # Together, so that what layers and heads share stays shared.
+            hidden, heads = copy.deepcopy((list(stack.hidden), list(stack.heads)))
+        else:
+            depths = (1,) if model.network.shares_head else range(first, last + 1)
+            hidden = [growth.whole_copy(model, "hidden", d) for d in range(1, last + 1)]
+            heads = [growth.whole_copy(model, "heads", depth) for depth in depths]
         if model.network.shares_head:
             heads = heads * (last - first + 1)
         frozen = cls(

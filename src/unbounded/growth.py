@@ -154,7 +154,8 @@ def _layer_bytes(model: "UDN", room: Room) -> tuple[int, int]:
             if parameter.dim() > 1:
                 outputs += parameter.shape[0] * positions
     size = model.anchor.element_size()
-    for_good = size * weights * (1 + room.copies) + MODULE_BYTES
+    held = math.ceil(weights * network.placement.share)
+    for_good = size * held * (1 + room.copies) + MODULE_BYTES
     return for_good, size * ACTIVATION_COPIES * room.inputs[0] * outputs
 
 
@@ -183,6 +184,7 @@ def apply(change: GrowthPlan, model: "UDN", optimizer: torch.optim.Optimizer | N
             if str(depth) in container:
                 continue
             module = create(model, role, depth)
+            network.placement.place(module)
             container[str(depth)] = module
             prefix = f"network.{role}.{depth}"
             born[role] += [(f"{prefix}.{name}", p) for name, p in module.named_parameters()]
@@ -247,6 +249,18 @@ def create(model: "UDN", role: str, depth: int) -> nn.Module:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if role == "heads":
         layers.join(model.network.hidden["1"], module)
+    return module
+
+
+def whole_copy(model: "UDN", role: str, depth: int) -> nn.Module:
+    """A hidden layer or head with all of its weights, of one that may be spread over processes."""
+    network = model.network
+    found = (network.hidden if role == "hidden" else network.heads)[str(depth)]
+    module = create(model, role, depth)
+    module.load_state_dict({k: network.placement.whole(v) for k, v in found.state_dict().items()})
+    module.train(found.training)
+    for own, other in zip(module.parameters(), found.parameters(), strict=True):
+        own.requires_grad_(other.requires_grad)
     return module
 
 

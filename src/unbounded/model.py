@@ -163,7 +163,8 @@ class UDN(nn.Module):
         """KL of the layers 1 … last, `(last,)`, and of the heads first … last, `(depth,)`."""
         if active is None:
             active = self.network.active(last, first, cumulative_heads=self.cumulative_heads)
-        total = active.by_module(self.weight_prior.kl(active.parameters))
+        costs = self.network.placement.kl(self.weight_prior, active.parameters)
+        total = active.by_module(costs)
         return total[:last], total[last:]
 
     def predict(self, x: trees.Tree) -> Prediction:

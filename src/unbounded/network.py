@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from unbounded import trees
 from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error, plainly
+
+if TYPE_CHECKING:
+    from unbounded.priors import WeightPrior
 
 
 class Active(NamedTuple):
@@ -42,6 +45,41 @@ class Active(NamedTuple):
         return values.new_zeros(len(self.parameters)).index_add(0, self.of_use, uses)
 
 
+class Placement:
+    """Where the parameters of layers and heads are: whole, in this process.
+
+    `unbounded.parallel.Shards` is another one, which spreads them over processes.
+    """
+
+    is_whole: bool = True
+    """Whether this process holds all of every parameter."""
+    apart: bool = False
+    """Whether an optimiser has a group for what is outside of layers and heads."""
+    share: float = 1.0
+    """How much of each parameter it holds."""
+    writes: bool = True
+    """Whether this process writes what all of them gather."""
+
+    def place(self, module: nn.Module) -> None:
+        """Bring a newborn layer or head to its place, before any optimiser sees it."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a parameter or a tensor like it; all processes ask for it."""
+        return tensor
+
+    def kl(self, prior: "WeightPrior", parameters: Sequence[nn.Parameter]) -> Tensor:
+        """What each whole parameter costs, `(parameters,)`."""
+        return prior.kl(parameters)
+
+    def agreeing(self) -> AbstractContextManager[None]:
+        """A block that fails in all processes if it fails in one."""
+        return nullcontext()
+
+
+WHOLE = Placement()
+"""The usual one."""
+
+
 class Network(nn.Module):
     """f_1, f_2, … and o_1, o_2, … as far as they are born, keyed by their depth.
 
@@ -53,6 +91,7 @@ class Network(nn.Module):
         super().__init__()
         self.layers = layers
         self.compiles = self.recomputes = False
+        self.placement = WHOLE
         self.hidden = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         self._compiled: WeakKeyDictionary[nn.Module, dict[str, Callable[..., Any]]]

@@ -6,7 +6,7 @@ like a lone model's, with more components; so it is the same kind of prediction.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Predi
         The likelihood's prediction, with outputs `(depth, rows, *event)`.
     """
     like = model.anchor
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), without_gradients(model):
         log_q = model.depth_log_probs()
         model.layers.check_inputs(x)
         if batch_size is None or trees.num_rows(x) <= batch_size:
@@ -46,6 +46,15 @@ def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Predi
             outputs = torch.cat(pieces, 1)
         model.likelihood.check_outputs(outputs)
         return model.likelihood.predict(outputs, log_q)
+
+
+def without_gradients(model: "UDN") -> AbstractContextManager[None]:
+    """Inference mode; of a model in shards no more than no gradients.
+
+    Torch keeps the memory that it once has gathered a layer in. Made in inference mode, it would
+    be of no use in training.
+    """
+    return torch.inference_mode() if model.network.placement.is_whole else torch.no_grad()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch.optim import swa_utils
 
 from unbounded import growth
 from unbounded.model import UDN
+from unbounded.parallel.shards import local
 from unbounded.steps.step import uncompiled
 
 
@@ -45,6 +46,8 @@ class MovingAverage:
             averages.append(self.values[name])
             values.append(parameter.detach())
         for steps, (averages, values) in groups.items():
+            if not self.model.network.placement.is_whole:
+                averages, values = [local(a) for a in averages], [local(v) for v in values]
             torch._foreach_lerp_(averages, values, 1 - short_memory(steps, self.decay))
 
     @torch.no_grad()

@@ -13,16 +13,18 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unbounded import growth, trees
-from unbounded.engines import held_out
+from unbounded.engines import held_out, sharing
 from unbounded.engines.averages import MovingAverage
 from unbounded.engines.base import TERMS, VALIDATION, Birth, Engine, Row, TrainingTask
-from unbounded.engines.states import check_member, load_member, save_member
+from unbounded.engines.states import check_member, load_member, load_model, save_member
 from unbounded.files import FileError, under
 from unbounded.model import UDN
+from unbounded.parallel import batch_norm
 from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import (
     Batch,
     Batches,
+    LoaderBatches,
     batches,
     check_processes,
     check_shapes,
@@ -99,6 +101,8 @@ class Eager(Engine):
             if member.judge is not None:
                 weights = held_out.weights(member.model, member.scores, member.fresh)
                 member.judge.settle(member.model, weights)
+            if isinstance(member.data, LoaderBatches):
+                member.data.begin_epoch(epoch)
             member.iterator = iter(member.data)
             if not member.model.training:
                 member.model.train()
@@ -173,7 +177,7 @@ class Eager(Engine):
             if best and member.best is not None:
                 num_layers, state = member.best
                 growth.resize(member.model, num_layers, member.optimizer)
-                member.model.load_state_dict(state)
+                load_model(member.model, state)
             elif member.average is not None:
                 member.average.notice()
                 with torch.no_grad():
@@ -246,25 +250,22 @@ class Eager(Engine):
         """One step of one model."""
         processes, share = self.task.processes, 1.0
         if processes.size > 1:
-            here, share = processes.own_rows(batch.y.shape[0])
-            held = member.model.likelihood.observations(batch.y)
-            if held is not None:
-                share = (held[here].sum() / held.sum()).item() if share else 0.0
-            batch = trees.rows(batch, here)
+            batch, share = sharing.own_part(member.model, member.data, batch, processes)
         if grow:
             self._grow(member, None, batch)
-        info = step_with(
-            member.options,
-            member.call,  # type: ignore[arg-type]
-            member.optimizer,
-            batch,
-            float(member.data.num_data),
-            False,
-            member.scaler,
-            f" at step {member.steps} (epoch {self.epoch + 1})",
-            processes,
-            share,
-        )
+        with processes.telling():
+            info = step_with(
+                member.options,
+                member.call,  # type: ignore[arg-type]
+                member.optimizer,
+                batch,
+                float(member.data.num_data),
+                False,
+                member.scaler,
+                f" at step {member.steps} (epoch {self.epoch + 1})",
+                processes,
+                share,
+            )
         member.terms.extend(info.terms)
         if member.fresh is not None:
             member.fresh.add(info.log_lik, batch)
@@ -280,6 +281,7 @@ class Eager(Engine):
             room = growth.Room.in_training(member.optimizer, (rows, *rest), kept)
             self._check_room(model, change.hidden.stop - 1, room)
             growth.apply(change, member.model, member.optimizer)
+            sharing.synchronise(self.task, model)
         # Walking over all parameters takes longer than a small layer: not in each step.
         key = (self.epoch, model.network.num_layers)
         if member.average is not None and (change.changes or member.average.noticed != key):
@@ -299,6 +301,7 @@ class Eager(Engine):
     def _release(self, member: Member) -> None:
         """Before a model goes back to its owner."""
         self.task.processes.release(member.model)
+        batch_norm.release(member.model.network)
 
     # The rest -------------------------------------------------------------------------------
 
@@ -323,7 +326,10 @@ class Eager(Engine):
         }
         held_out.check_rule(options.depth_rule, sets, data)
         check_processes(task.processes, task.batch_size, {"training": data, **sets})
-        check_shapes(model, [data, *sets.values()])
+        if model.network.placement.is_whole:  # else all processes would have to come this far
+            check_shapes(model, [data, *sets.values()])
+        sharing.shard(self, task, number)
+        sharing.synchronise(task, model)
         optimizer = self._build_optimizer(number)
         found = [
             {k: v for k, v in group.items() if k not in ("params", "param_names")}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import growth
+from unbounded.parallel.shards import held_like, local
 from unbounded.schema import FileError, list_of, optional, real, whole, wrong
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def load_optimizer(
             elif value.dim() and value.shape == parameter.shape:
                 # In the parameter's memory format too: fused optimisers go by memory.
                 like = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-                state[short] = like.copy_(value)
+                state[short] = like.copy_(held_like(value, like, model.network.placement))
             else:
                 # `step` stays where the optimiser keeps it (on the CPU unless fused on CUDA).
                 device = parameter.device if value.dim() or fused else value.device
@@ -209,7 +210,7 @@ def _check_state(where: str, state: dict[str, Any], templates: list[dict[str, An
         for short, value in state.items():
             _check_value(f"{where}.{short}", value, fitting[0][short])
     for short, value in state.items():
-        number = value if isinstance(value, Tensor) else torch.tensor(float(value or 0.0))
+        number = local(value) if isinstance(value, Tensor) else torch.tensor(float(value or 0.0))
         if short == "step" and (
             number.numel() != 1 or not 0 <= float(number) <= _MOST_STEPS or float(number) % 1
         ):

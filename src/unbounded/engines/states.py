@@ -22,6 +22,7 @@ from unbounded.engines.optimizer_states import (
 from unbounded.engines.optimizer_states import scheduler_settings as scheduler_settings
 from unbounded.files import under
 from unbounded.model import deepest_layer
+from unbounded.parallel.shards import held_like, local
 from unbounded.schema import (
     FileError,
     anything,
@@ -163,7 +164,7 @@ def load_member(
     model, optimizer = member.model, growth.unwrapped(member.optimizer)
     load_own_scheduler(member, plain["scheduler"])
     growth.resize(model, plain["num_layers"], optimizer)
-    model.load_state_dict(under(tensors, "model."))
+    load_model(model, under(tensors, "model."))
     load_optimizer(member, plain, under(tensors, "optimizer."), changed)
     load_scheduler(member, plain["scheduler"])
     if member.scaler is not None and plain["scaler"] is not None:
@@ -179,13 +180,24 @@ def load_member(
     if member.fresh is not None:
         member.fresh.load_state(under(tensors, "fresh."))
     if member.average is not None:
-        device = model.anchor.device
-        member.average.values = {k: v.to(device) for k, v in under(tensors, "average.").items()}
+        member.average.values = _held(model, under(tensors, "average."))
         member.average.steps = dict(plain["average_steps"])
     if plain["best_layers"] is not None:
         member.best = plain["best_layers"], under(tensors, "best.")
     if member.data.generator is not None and "shuffle" in tensors and "seed" not in changed:
         member.data.generator.set_state(tensors["shuffle"])
+
+
+def load_model(model: "UDN", state: dict[str, Tensor]) -> None:
+    """A state of the layers that there are, whole or in shards, as the model itself is."""
+    model.load_state_dict(_held(model, state))
+
+
+def _held(model: "UDN", state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by name on the model's device, each held as the model's own is."""
+    own, placement = model.state_dict(), model.network.placement
+    device = model.anchor.device
+    return {name: held_like(v.to(device), own[name], placement) for name, v in state.items()}
 
 
 def check_generator(where: str, state: Tensor | None, generator: torch.Generator) -> None:
@@ -225,7 +237,7 @@ def check_family(
 
 
 def _check_finite(where: str, tensor: Tensor) -> None:
-    if not bool(torch.isfinite(tensor).all()):
+    if not bool(torch.isfinite(local(tensor)).all()):
         raise FileError(f"the tensor {where} holds numbers that are not finite")
 
 

@@ -29,6 +29,8 @@ def save(
 ) -> None:
     """Write the model to one safetensors file, atomically.
 
+    Of a model in shards every process calls this, and the first one writes.
+
     Args:
         model: any model; parts of your own are named in the file and passed to `load` again.
         path: the file; replaced if it is there.
@@ -56,11 +58,27 @@ def save(
         header[part] = describe(part, getattr(model, part))
     tensors: dict[str, Tensor] = {}
     text = json.dumps(header)
+    placement = model.network.placement
+    for one, prefix in _members([model, *siblings]):
+        for name, tensor in one.state_dict().items():
+            whole = one.network.placement.whole(tensor)
+            if placement.writes:
+                tensors[prefix + name] = whole
+    with placement.agreeing():
+        if placement.writes:
+            _write(path, [model, *siblings], header, text, tensors)
+
+
+def _write(
+    path: str | Path,
+    models: Sequence[UDN],
+    header: dict[str, Any],
+    text: str,
+    tensors: dict[str, Tensor],
+) -> None:
     try:
-        for one, prefix in _members([model, *siblings]):
-            state = one.state_dict()
+        for one, state in zip(models, _states(tensors, len(models) - 1), strict=True):
             backing.check_finite(state, _buffers_of_own(one, header["layers"]))
-            tensors |= {prefix + name: tensor for name, tensor in state.items()}
         check_header(json.loads(text))
     except FileError as error:
         raise ValueError(f"the model cannot be saved to {path}: {error}") from None

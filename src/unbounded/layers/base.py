@@ -62,12 +62,19 @@ def plainly(layer: nn.Module, method: str = "__call__") -> Callable[..., Any]:
 
 def layer_error(what: str, depth: int, state: trees.Tree, error: Exception) -> Exception:
     """The same failure, told by depth and shapes; failures that are not of shapes pass through."""
-    if isinstance(error, torch.OutOfMemoryError | LayerError):
+    if isinstance(error, torch.OutOfMemoryError | LayerError) or of_peers(error):
         return error
     giver = depth - 1 if what == "layer" else depth
     source = f"layer {giver}" if giver else "the input"
     seen = " and ".join(f"shape {tuple(p.shape)} and dtype {p.dtype}" for p in trees.leaves(state))
     return LayerError(f"{what} {depth} could not take what {source} gives, {seen}: {error}")
+
+
+def of_peers(error: BaseException) -> bool:
+    """Whether this was raised by a message to another process, which layers in shards send."""
+    if torch.distributed.is_available() and isinstance(error, torch.distributed.DistError):
+        return True
+    return "gloo/" in str(error) or "NCCL" in str(error)
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -8,6 +8,8 @@ depth, scores. Births need no message: first weights depend on the seed and the 
 from unbounded.parallel.processes import ALONE as ALONE
 from unbounded.parallel.processes import ProcessError as ProcessError
 from unbounded.parallel.processes import Processes as Processes
+from unbounded.parallel.shards import Shards as Shards
+from unbounded.parallel.shards import unshard as unshard
 from unbounded.parallel.start import alone as alone
 from unbounded.parallel.start import choose_gpu as choose_gpu
 from unbounded.parallel.start import current as current

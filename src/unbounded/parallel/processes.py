@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unbounded.layers.base import of_peers
 from unbounded.parallel.buckets import Exchange
 from unbounded.parallel.rows import own_rows
 
@@ -30,6 +31,8 @@ class Processes:
     """How many of them share the memory of this machine."""
     needs_own_gpus: bool = False
     """Whether NCCL sums what is on GPUs, of which each process then needs one."""
+    has_rows: bool = True
+    """Whether the rows that are run here count; where there are none, one stands in for them."""
     asks_end: bool = False
     """Whether this process was asked to end; the others learn of it with the next step."""
 
@@ -60,6 +63,10 @@ class Processes:
 
     def mean(self, *tensors: Tensor) -> None:
         """Means over all processes, in place."""
+
+    def telling(self) -> AbstractContextManager[None]:
+        """A block that sends messages by itself: one line for a peer that does not answer."""
+        return nullcontext()
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, by rank: plain data or tensors."""
@@ -144,6 +151,16 @@ class Several(Processes):
     def end_asked(self, here: bool) -> bool:
         """By the number that travelled with the gradients."""
         return self.asked is not None and bool(self.asked > 0)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Only what was raised by the messages, and not by anything else in the block."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, ProcessError) or not of_peers(error):
+                raise
+            raise unreachable(self.rank, self.size, error) from error
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

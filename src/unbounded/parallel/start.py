@@ -1,5 +1,6 @@
 """Who is there: one process, or those that torchrun (or Slurm, or a user) has started."""
 
+import atexit
 import os
 import secrets
 import time
@@ -18,6 +19,9 @@ TIMEOUT = "UNBOUNDED_TIMEOUT"
 
 _SECONDS = 600.0
 _LOOK_AGAIN = 0.02  # seconds
+# At the end gloo's threads may still have to let go of a last tensor. They need the interpreter for
+# that, and abort the process if it is gone.
+_LET_GO = 0.1
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _by_itself = 0
@@ -101,6 +105,7 @@ def _join() -> None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise unreachable(_number("RANK", 0), _started(), error) from error
+    atexit.register(time.sleep, _LET_GO)
 
 
 def meet(store: Any, rank: int, size: int, seconds: float) -> str:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from unbounded import trees
-from unbounded.parallel import Processes
+from unbounded.parallel import ALONE, ProcessError, Processes
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -80,6 +80,10 @@ class LoaderBatches:
     def __init__(self, loader: "DataLoader[Any]", model: "UDN", num_data: int | None):
         self.loader = loader
         self.model = model
+        self.processes: Processes = ALONE
+        self.share = 1.0
+        """Which part of the rows of all processes the last batch was."""
+        self._counted = num_data is not None
         if num_data is None:
             try:
                 num_data = len(loader.dataset)  # type: ignore[arg-type]
@@ -93,13 +97,66 @@ class LoaderBatches:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """The loader's own, so that a checkpoint can keep its state."""
-        return getattr(self.loader, "generator", None)
+        """The loader's own, so that a checkpoint can keep its state; not those of several."""
+        return getattr(self.loader, "generator", None) if self.processes.size == 1 else None
 
     def __len__(self) -> int:
         return len(self.loader)
 
+    def join(self, processes: Processes, what: str) -> None:
+        """From now on each process reads its own part; a ValueError if it would read all rows."""
+        self.processes = processes
+        sampler = getattr(self.loader, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            if (sampler.num_replicas, sampler.rank) != (processes.size, processes.rank):
+                raise ValueError(
+                    f"{what} data: the sampler is that of process {sampler.rank} of "
+                    f"{sampler.num_replicas}, this is process {processes.rank} of {processes.size}"
+                )
+        elif not isinstance(self.loader.dataset, IterableDataset) and not self._counted:
+            counted = ", or say num_data, the number of rows of all processes together"
+            raise ValueError(
+                f"{what} data: each process would read all rows of the loader. Give it a "
+                f"DistributedSampler{counted if what == 'training' else ', or give arrays'}"
+            )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Another order of the rows, if the sampler goes by epochs."""
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if self.processes.size > 1 and set_epoch is not None:
+            set_epoch(epoch)
+
     def __iter__(self) -> Iterator[Batch]:
+        return self._own() if self.processes.size == 1 else self._together()
+
+    def _together(self) -> Iterator[Batch]:
+        """As long as any process has rows: the others go on with a row of a share of 0."""
+        processes, own = self.processes, self._own()
+        last: Batch | None = None
+        while True:
+            with processes.agreeing():
+                batch = next(own, None)
+            rows = torch.zeros(2, processes.size, dtype=torch.float64)
+            if batch is not None:
+                held = self.model.likelihood.total(batch.y)
+                rows[0, processes.rank] = batch.y.shape[0]
+                rows[1, processes.rank] = batch.y.shape[0] if held is None else held.item()
+            rows = rows.to(self.model.anchor.device)
+            processes.sum(rows)
+            counts, observed = rows.tolist()
+            if not any(counts):
+                return
+            if last is None and not all(counts):
+                without = counts.index(0)
+                raise ProcessError(f"the loader of process {without} gave no batches")
+            if batch is None:
+                assert last is not None
+                batch = trees.rows(last, slice(1))
+            self.share = observed[processes.rank] / max(sum(observed), 1.0)
+            last = batch
+            yield batch
+
+    def _own(self) -> Iterator[Batch]:
         for item in self.loader:
             yield checked_item(item, self.model, "a loader")
 
@@ -235,18 +292,21 @@ def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
 
 
 def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
-    """A ValueError unless there are rows for each process, and each can have all of them."""
-    from unbounded.steps.images import ImageBatches
+    """A ValueError unless there are rows for each process; loaders learn who reads with them."""
+    from unbounded.steps.streams import StreamBatches
 
     if processes.size == 1:
         return
     for name, data in sets.items():
-        if not isinstance(data, ArrayBatches | ImageBatches):
-            kind = "DataLoader" if isinstance(data, LoaderBatches) else "Stream"
+        if isinstance(data, LoaderBatches):
+            data.join(processes, name)
+        elif isinstance(data, StreamBatches):
             raise ValueError(
-                f"{name} data: a {kind} does not go with several processes, each of which "
-                "takes its part of every batch: give arrays or ImageData"
+                f"{name} data: a Stream does not go with several processes, each of which "
+                "takes its part of every batch: give arrays, ImageData or a DataLoader"
             )
+    if isinstance(sets["training"], LoaderBatches):
+        return
     rows = sets["training"].y.shape[0]  # type: ignore[union-attr]
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")

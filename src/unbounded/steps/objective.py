@@ -15,6 +15,7 @@ from unbounded import elbo, trees
 from unbounded.elbo import ElboTerms
 from unbounded.parallel import ALONE, Processes
 from unbounded.parallel.processes import sum_step
+from unbounded.parallel.shards import Shards, is_sharded, local
 from unbounded.steps.options import StepOptions
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class Gradient:
         self.processes, self._exchange = processes, processes.exchange(model)
         self.call = model if call is None else call
         self.support, self.scaler = support, scaler
-        self.closed_form = scaler is None and model.weight_prior.precision is not None
+        self.placement = model.network.placement
+        self.closed_form = scaler is None and (
+            model.weight_prior.precision is not None or not self.placement.is_whole
+        )
         self.posterior: DepthPosterior
         self.active: Active
         self.terms: ElboTerms
@@ -101,6 +105,8 @@ class Gradient:
             is_last: whether this process has no further part.
         """
         model = self.model
+        if self._exchange is not None:
+            self.processes.has_rows = bool(share > 0)
         if self.support is None:
             posterior = model.posterior()
         else:
@@ -149,6 +155,8 @@ class Gradient:
     @property
     def _shared(self) -> list[nn.Parameter]:
         """What the data have a gradient for: active parameters, and those outside the network."""
+        if not self.placement.is_whole:  # of shards the backward pass itself makes sums
+            return [p for p in self.model.parameters() if p.requires_grad and not is_sharded(p)]
         known = {id(parameter) for parameter in self.active.parameters}
         others = [
             parameter
@@ -169,21 +177,32 @@ class Gradient:
         """The weights' term in closed form, and equal paces where they are wanted."""
         with torch.no_grad():
             if self.closed_form:
-                precision = self.model.weight_prior.precision
-                assert precision is not None
                 # The gradient of weight_kl/n on layer k is q(ℓ≥k) ν_k/(s² n), on head ℓ
                 # q(ℓ) ν_ℓ/(s² n).
                 for parameter in self.active.parameters:
                     if parameter.grad is None:  # the data do not need it, the prior still pulls
                         parameter.grad = torch.zeros_like(parameter)
-                factors = self._use_probs * (precision / self.num_data)
-                grads, values, each = self._paired(factors, slice(None))
-                if grads:
-                    torch._foreach_addcmul_(grads, values, each)
+                self._add_prior()
             if self._changes_paces:
                 self._equal_paces()
                 for parameter, grad in self._earlier:
                     parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+    def _add_prior(self) -> None:
+        """The gradient of the weights' term, known before any row was seen."""
+        prior = self.model.weight_prior
+        if prior.precision is None:  # of shards: one parameter after another
+            assert isinstance(self.placement, Shards)
+            each = (self._use_probs / self.num_data).unbind()
+            for parameter, factor in zip(self.active.parameters, each, strict=True):
+                found = self.placement.prior_gradient(prior, parameter, factor)
+                assert parameter.grad is not None
+                local(parameter.grad).add_(found)
+            return
+        factors = self._use_probs * (prior.precision / self.num_data)
+        grads, values, kept = self._paired(factors, slice(None))
+        if grads:
+            torch._foreach_addcmul_(grads, values, kept)
 
     @property
     def _changes_paces(self) -> bool:
@@ -254,4 +273,6 @@ class Gradient:
                 grads.append(parameter.grad)
                 values.append(parameter)
                 kept.append(factor)
+        if not self.placement.is_whole:  # number by number, so each process by itself
+            grads, values = [local(g) for g in grads], [local(v) for v in values]
         return grads, values, kept

@@ -27,19 +27,24 @@ def param_groups(
     """
     if not depth_lr_ratio >= 0:
         raise ValueError(f"depth_lr_ratio must be at least 0, got {depth_lr_ratio}")
-    roles: dict[str, list[tuple[str, nn.Parameter]]] = {"hidden": [], "heads": [], "depth": []}
+    roles: dict[str, list[tuple[str, nn.Parameter]]]
+    roles = {"hidden": [], "heads": [], "likelihood": [], "depth": []}
+    # What is whole and what is in shards cannot take a step of one kernel together.
+    rest = "likelihood" if model.network.placement.apart else "heads"
     for name, parameter in model.named_parameters():
         if name.startswith("network.hidden."):
             roles["hidden"].append((name, parameter))
         elif name.startswith("depth."):
             roles["depth"].append((name, parameter))
-        else:
+        elif name.startswith("network."):
             roles["heads"].append((name, parameter))
+        else:
+            roles[rest].append((name, parameter))
     # A group without parameters (heads that are the identity) would have no names, and torch wants
     # all groups to have them or none.
     groups: list[dict[str, Any]] = [
         {"role": role, "params": roles[role], "lr": lr, **options}
-        for role in ("hidden", "heads")
+        for role in ("hidden", "heads", "likelihood")
         if roles[role]
     ]
     if roles["depth"]:  # a fixed depth has nothing to learn

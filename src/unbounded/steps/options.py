@@ -76,6 +76,9 @@ class FitOptions(StepOptions):
             written at the end in any case.
         num_data: n, where a DataLoader's data set has no length.
         chunk: models at a time, where all at once would not fit into memory.
+        shard: of several processes each holds a part of every layer, its moments and its best
+            epoch. The model stays in shards afterwards: see docs/scaling.md.
+        sync_batch_norm: of several processes, let batch norms see the rows of all of them.
     """
 
     depth_lr_ratio: float | Sequence[float] = DEPTH_LR_RATIO
@@ -91,6 +94,8 @@ class FitOptions(StepOptions):
     checkpoint_every: int | None = None
     num_data: int | None = None
     chunk: int | None = None
+    shard: bool = False
+    sync_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,9 +9,9 @@ from torch import Tensor
 from unbounded import trees
 from unbounded.likelihoods import Likelihood
 from unbounded.parallel import ALONE, Processes
-from unbounded.predictive import evaluating
+from unbounded.predictive import evaluating, without_gradients
 from unbounded.steps import held_out_rows as over
-from unbounded.steps.batches import ArrayBatches, Batch, Batches
+from unbounded.steps.batches import ArrayBatches, Batch, Batches, LoaderBatches
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -65,10 +65,10 @@ class SetScores:
         likelihood = model.likelihood
         kept: list[Tensor] = []
         sums: dict[str, Tensor] = {}
-        with evaluating(model), torch.inference_mode():
+        with evaluating(model), without_gradients(model):
             log_q = model.depth_log_probs()
-            for sizes, batch in self._passes():
-                part = _Part(batch, sizes, self.processes)
+            for sizes, batch, share in self._passes():
+                part = _Part(batch, sizes, self.processes, share)
                 sizes, (x, y, weights) = part.sizes, part.rows
                 if autocast is None:
                     outputs = model(x)
@@ -106,23 +106,29 @@ class SetScores:
                 result |= dict(zip(ERRORS, finished(likelihood, mean, *errors), strict=True))
         return result
 
-    def _passes(self) -> Iterator[tuple[dict[str, int], Batch]]:
-        """Batches, each with the names and sizes of the sets that it holds one after another."""
+    def _passes(self) -> Iterator[tuple[dict[str, int], Batch, float | None]]:
+        """Batches, each with the names and sizes of the sets that it holds one after another.
+
+        And with its share of the rows of all processes, where each has read rows of its own.
+        """
         if self._joint is not None:
-            yield self._sizes, self._joint
+            yield self._sizes, self._joint, None
         for name, data in self.sets.items():
             if self._joint is None or name not in self._sizes:
                 for batch in data:
-                    yield {name: batch.y.shape[0]}, batch
+                    share = data.share if isinstance(data, LoaderBatches) else None
+                    yield {name: batch.y.shape[0]}, batch, share
 
 
 class _Part:
     """The rows of a batch that this process scores; all of them if it is alone."""
 
-    def __init__(self, batch: Batch, sizes: dict[str, int], processes: Processes):
-        self.rows, self.sizes, self.is_empty = batch, sizes, False
+    def __init__(
+        self, batch: Batch, sizes: dict[str, int], processes: Processes, share: float | None
+    ):
+        self.rows, self.sizes, self.is_empty = batch, sizes, share == 0
         self._all: int | None = None
-        if processes.size > 1:
+        if processes.size > 1 and share is None:
             self._all = batch.y.shape[0]
             self._here, share = processes.own_rows(self._all)
             self.is_empty = share == 0

@@ -11,6 +11,7 @@ from unbounded import growth, parallel, trees
 from unbounded.elbo import ElboTerms
 from unbounded.likelihoods import Likelihood
 from unbounded.parallel import ALONE, Processes
+from unbounded.parallel.shards import Shards, local
 from unbounded.steps.objective import Gradient
 from unbounded.steps.options import StepOptions
 
@@ -124,7 +125,7 @@ def step_with(
         for parameter in group["params"]:
             parameter.grad = None
     gradient = Gradient(inner, num_data, options, call=model, scaler=scaler, processes=processes)
-    parts = pieces(batch, options.micro_batches, inner.likelihood)
+    parts = pieces(batch, options.micro_batches, inner.likelihood, padded=processes.size > 1)
     for number, (x, y, weights, part) in enumerate(parts, 1):
         gradient.add(x, y, weights, part * share, number == len(parts))
     gradient.share()
@@ -139,7 +140,7 @@ def step_with(
     if scaler is not None and options.clip is not None:
         scaler.unscale_(optimizer)
     if options.clip is not None:
-        torch.nn.utils.clip_grad_norm_(inner.parameters(), options.clip)
+        _clip(inner, options.clip)
     if scaler is None:
         optimizer.step()
     else:
@@ -147,6 +148,17 @@ def step_with(
         scaler.update()
     rows = None if options.depth_rule is None else gradient.rows_log_lik
     return StepInfo(gradient.terms, value, change, rows)
+
+
+def _clip(model: "UDN", largest: float) -> None:
+    """Let the norm of all gradients be no larger than this."""
+    placement = model.network.placement
+    if not isinstance(placement, Shards):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+        return
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    factor = (largest / (placement.norm(grads) + 1e-6)).clamp(max=1.0)  # as torch does
+    torch._foreach_mul_([local(grad) for grad in grads], factor)
 
 
 def uncompiled(model: Any) -> "UDN":
@@ -160,9 +172,16 @@ def uncompiled(model: Any) -> "UDN":
 
 
 def pieces(
-    batch: tuple[trees.Tree, Tensor, Tensor | None], count: int, likelihood: Likelihood
+    batch: tuple[trees.Tree, Tensor, Tensor | None],
+    count: int,
+    likelihood: Likelihood,
+    padded: bool = False,
 ) -> list[tuple[trees.Tree, Tensor, Tensor | None, float | Tensor]]:
-    """A batch in `count` parts as equal as can be, each with its share of the observations."""
+    """A batch in `count` parts as equal as can be, each with its share of the observations.
+
+    With fewer rows than that there are fewer parts, unless they are padded: then the rest are the
+    first row with a share of 0, so that all processes run the layers equally often.
+    """
     x, y, weights = batch
     rows = y.shape[0]
     if count == 1:
@@ -175,6 +194,9 @@ def pieces(
         own = None if weights is None else weights[at]
         share = len(part) / rows if held is None else held[at].sum() / held.sum()
         found.append((trees.rows(x, at), y[at], own, share))
+    if padded:
+        own = None if weights is None else weights[:1]
+        found += [(trees.rows(x, slice(1)), y[:1], own, 0.0)] * (count - len(found))
     return found
 
 

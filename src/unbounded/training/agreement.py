@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unbounded.parallel import ProcessError
+from unbounded.parallel.shards import is_sharded
 from unbounded.training.fingerprint import differences, short
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def check_start(
         "checkpoint": checkpoint is not None,
         "resume": resume,
         "a checkpoint to resume from": there,
+        "shard": trainer.options.shard,
         **trainer.fingerprint,
     }
     place = platform.node(), str(trainer.model.anchor.device)
@@ -110,7 +112,8 @@ def check_alike(trainer: "Trainer", due: bool = False, asked: bool = False) -> t
 def _describe(model: "UDN") -> dict[str, Any]:
     """How many layers there are, λ, and the norm of all weights."""
     depth = {name: value.double().tolist() for name, value in model.depth.state_dict().items()}
-    weights = [p.detach() for p in model.parameters() if p.is_floating_point()]
+    own = (p for p in model.parameters() if not is_sharded(p))  # shards differ, of course
+    weights = [p.detach() for p in own if p.is_floating_point()]
     norms = torch._foreach_norm(weights, dtype=torch.float64)
     norm = float(torch.stack([n.to(model.anchor.device) for n in norms]).norm()) if norms else 0.0
     return {"layers": model.network.num_layers, "depth": depth, "norm": norm}

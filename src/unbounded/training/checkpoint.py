@@ -15,6 +15,7 @@ from torch import Tensor
 from unbounded.engines.optimizer_states import check_number
 from unbounded.engines.states import check_generator
 from unbounded.files import parse_header, read_header, read_tensors, under, write_tensors
+from unbounded.parallel.shards import is_sharded
 from unbounded.schema import (
     FileError,
     anything,
@@ -28,6 +29,7 @@ from unbounded.schema import (
     whole,
     wrong,
 )
+from unbounded.training import shard_files
 from unbounded.training.best import BestEpoch
 from unbounded.training.fingerprint import check_same
 
@@ -44,7 +46,8 @@ _JUDGES = frozenset({"validation", "select", "likelihood"})
 def save(trainer: "Trainer", path: str | Path) -> None:
     """Everything that the next epoch depends on, into one file, by way of a temporary one.
 
-    Of several processes all call this and the first writes, with the random states of all.
+    Of several processes all call this and the first writes, with the random states of all. What
+    is in shards goes before, each process's own part into a folder that the file then names.
     """
     from unbounded import __version__
 
@@ -52,10 +55,13 @@ def save(trainer: "Trainer", path: str | Path) -> None:
     if trainer.model.anchor.is_cuda:
         states["cuda"] = torch.cuda.get_rng_state(trainer.model.anchor.device)
     random_states = trainer.processes.gather(states)
-    if not trainer.processes.is_first:
+    in_shards = any(not model.network.placement.is_whole for model in trainer.models)
+    if not trainer.processes.is_first and not in_shards:
         return
     plain, tensors = trainer.engine.state()
     tensors = {f"engine.{name}": tensor for name, tensor in tensors.items()}
+    spread = {name: tensor for name, tensor in tensors.items() if is_sharded(tensor)}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in spread}
     for rank, found in enumerate(random_states):
         tensors |= {_random_name(kind, rank): state for kind, state in found.items()}
     header = {
@@ -69,12 +75,18 @@ def save(trainer: "Trainer", path: str | Path) -> None:
         "random": {"python": random.getstate(), "numpy": _numpy_state()},
     }
     try:
-        written = json.dumps(header)
+        json.dumps(header)
     except TypeError as error:
         raise ValueError(
             f"the state of the optimiser or scheduler is not plain data: {error}"
         ) from error
-    write_tensors(path, tensors, {"unbounded": written})
+    folder = None
+    if in_shards:
+        described = shard_files.write(path, spread, trainer.processes)
+        header["shards"], folder = described, described["folder"]
+    if trainer.processes.is_first:
+        write_tensors(path, tensors, {"unbounded": json.dumps(header)})
+        shard_files.sweep(path, folder)
 
 
 def load(trainer: "Trainer", path: str | Path, despite: frozenset[str] = frozenset()) -> None:
@@ -93,6 +105,9 @@ def load(trainer: "Trainer", path: str | Path, despite: frozenset[str] = frozens
     tensors, metadata = read_tensors(path)
     header = _header(path, _of_today(path, lambda: parse_header(path, metadata, FORMAT)))
     try:
+        if "shards" in header:
+            placement = trainer.model.network.placement
+            tensors |= shard_files.read(path, header["shards"], placement, trainer.processes)
         changed = check_same(header["fingerprint"], trainer.fingerprint, despite)
         _check_members(trainer, header)
         _check_random(trainer, tensors)
@@ -224,7 +239,8 @@ _HEADER = record(
         "members": list_of(_MEMBER),
         "state": mapping(anything),
         "random": record({"python": _python_state, "numpy": _numpy}),
-    }
+    },
+    {"shards": shard_files.DESCRIBED},
 )
 
 

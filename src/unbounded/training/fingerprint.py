@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 24  # bytes hashed at a time: of data on a GPU no second whole copy is made
 # Where and how often files are written, or what is a list for the models and stands by itself.
-_NOT_COMPARED = ("checkpoint_every", "chunk", "depth_lr_ratio", "optimizer", "scheduler")
+_NOT_COMPARED = ("checkpoint_every", "chunk", "shard", "depth_lr_ratio", "optimizer", "scheduler")
 _FIXED = ("engine", "models", "dtype")
 WORDS = tuple(
     dict.fromkeys(
@@ -45,8 +45,12 @@ def fingerprint(trainer: "Trainer") -> dict[str, Any]:
     """The run as plain data, by field: what a checkpoint of it has to be resumed with."""
     task, models = trainer.task, trainer.models
     known: dict[tuple[int, ...], Any] = {}
-    data = [_data(item, known) for item in task.data]
-    sets = {name: _same([_data(i, known) for i in items]) for name, items in task.sets.items()}
+    several = trainer.processes.size > 1
+    data = [_data(item, known, several) for item in task.data]
+    sets = {
+        name: _same([_data(item, known, several) for item in items])
+        for name, items in task.sets.items()
+    }
     found: dict[str, Any] = {
         "models": len(models),
         "engine": {"kind": type(trainer.engine).__name__, "lag": getattr(trainer.engine, "lag", 0)},
@@ -221,28 +225,32 @@ def _scheduler(trainer: "Trainer") -> Any:
     return _same([describe(settings) for settings in made])
 
 
-def _data(item: Any, known: dict[tuple[int, ...], Any]) -> dict[str, Any]:
+def _data(item: Any, known: dict[tuple[int, ...], Any], several: bool) -> dict[str, Any]:
     """Data of a model by part; what several models share is looked at once."""
     parts = tuple(item) if isinstance(item, list | tuple) else (item,)
     key = tuple(id(part) for part in parts)
     if key not in known:
-        known[key] = _describe_data(item)
+        known[key] = _describe_data(item, several)
     found: dict[str, Any] = known[key]
     return found
 
 
-def _describe_data(item: Any) -> dict[str, Any]:
+def _describe_data(item: Any, several: bool) -> dict[str, Any]:
     if isinstance(item, ImageData):
         found = {"x": _array(item.x), "y": _array(item.y)}
         return found | {name: describe(getattr(item, name)) for name in ("mean", "std", "augment")}
     if isinstance(item, DataLoader):
         held = getattr(item.dataset, "tensors", None)  # of a TensorDataset
-        return {
+        kinds = {
             "loader": type(item).__qualname__,
-            "batches": _length(item),
-            "batch_size": describe(item.batch_size),
             "order": type(item.sampler).__qualname__,
             "set": type(item.dataset).__qualname__,
+        }
+        if several:  # each process reads rows of its own
+            return kinds
+        return kinds | {
+            "batches": _length(item),
+            "batch_size": describe(item.batch_size),
             "rows": _length(item.dataset),
             "tensors": [_array(t) for t in held] if isinstance(held, tuple | list) else None,
         }

@@ -1,0 +1,132 @@
+"""Layers in shards: the results of one process, in a part of its memory."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+
+import sharded
+from test_processes import HERE, apart, environment, variables
+from unbounded.network import WHOLE
+from unbounded.schema import FileError
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="torch was built without gloo",
+)
+
+
+def run(given: dict[str, str], scenario: str, folder) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(HERE / "sharded.py"), scenario, str(folder)]
+    return subprocess.run(
+        command, env=given, timeout=240, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def check_runs(found: dict, names) -> None:
+    for name in names:
+        alone = sharded.run(name, False)
+        assert len(alone["births"][0]) >= 3, name
+        depths = [row["max_depth"] for row in alone["rows"][0]]
+        assert any(b < a for a, b in pairwise(depths)), name
+        assert apart(alone, found[name], name) <= 1e-10
+
+
+def check_damage(path) -> None:
+    """A byte that flipped, a file that is gone: a line that begins with the path."""
+    (folder,) = path.parent.glob("run.checkpoint.*.shards")
+    file = sorted(folder.iterdir())[1]
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FileError, match=r"run.checkpoint: the file .* is damaged"):
+        sharded.run("rate", True, checkpoint=path, resume=True)
+    file.unlink()
+    with pytest.raises(FileError, match=r"run.checkpoint: its folder .* does not hold the 2 files"):
+        sharded.run("rate", True, checkpoint=path, resume=True)
+
+
+def test_two_and_four_processes(tmp_path):
+    begun = {"epochs": 3, "checkpoint": tmp_path / "alone.checkpoint"}
+    sharded.run("rate", True, **begun)
+    ended = run(variables(2), "two", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    found = torch.load(tmp_path / "two.pt", weights_only=False)
+    check_runs(found, sharded.RUNS)
+    for own, whole, moments in found["bytes"]:
+        assert moments == 2  # Adam's
+        assert own <= 0.6 * whole
+    assert apart(sharded.noisy(False), found["noisy"]) <= 1e-10
+    (tmp_path / "alone").mkdir()
+    assert apart(sharded.used(tmp_path / "alone"), found["used"]) <= 1e-10
+    assert found["sampled"] == [4, 1]
+    for name in ("loaders", "batch_norm"):
+        assert apart(getattr(sharded, name)(), found[name], name) <= 1e-10
+    # Checkpoints: bit for bit with the same number, whatever a writer that failed has left.
+    assert apart(found["rate"], found["cut"]) == 0
+    assert apart(found["rate"], found["alone"]) <= 1e-10  # one process began it
+    assert found["folders"] == [1, False]
+    assert "no space left" in found["failed"]
+    for rank in range(2):
+        told = json.loads((tmp_path / f"told.{rank}.json").read_text())
+        assert told.keys() == sharded.REFUSED.keys()
+        for kind, words in sharded.REFUSED.items():
+            assert words in told[kind], kind
+            assert "\n" not in told[kind]
+    # A run of two goes on alone, and in four processes.
+    shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *_: ["copy", "alone"])
+    rest = sharded.run("rate", True, checkpoint=tmp_path / "copy/half.checkpoint", resume=True)
+    assert apart(found["rate"], rest) <= 1e-10
+    assert not list(tmp_path.glob("copy/half.checkpoint.*.shards"))  # it wrote one file
+    check_damage(tmp_path / "run.checkpoint")
+    ended = run(variables(4), "four", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    four = torch.load(tmp_path / "four.pt", weights_only=False)
+    check_runs(four, sharded.FOUR)
+    assert apart(found["rate"], four["half"]) <= 1e-10
+
+
+def test_a_peer_that_hangs(tmp_path):
+    """With and without shards, both at once: it is a test of waiting."""
+    folders = {scenario: tmp_path / scenario for scenario in ("hang", "hang_shards")}
+    for folder in folders.values():
+        folder.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(run, variables(2, timeout=5), *item) for item in folders.items()]
+        assert [one.result().returncode for one in runs] == [1, 1]
+    for folder in folders.values():
+        words, seconds = json.loads((folder / "hang.json").read_text())
+        assert words.count("process 0 of 2 cannot reach the others") == 1, words
+        assert words.startswith("ProcessError: ")
+        assert "\n" not in words
+        assert seconds < 15
+
+
+def test_a_killed_process_is_started_again(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
+    ended = subprocess.run(
+        [*command, str(HERE / "sharded.py"), "elastic", str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "-9" in ended.stderr  # one was killed
+    found = torch.load(tmp_path / "elastic.pt", weights_only=False)
+    assert apart(sharded.elastic_run(False), found["plain"]) <= 1e-10
+
+
+def test_alone_nothing_is_spread():
+    model = sharded.several.model()
+    assert model.network.placement is WHOLE
+    result = sharded.ub.fit(model, *sharded.data(), epochs=1, batch_size=45, shard=True)
+    assert result.stopped == "epochs"
+    assert model.network.placement.is_whole
+    assert not any(sharded.parallel.shards.is_sharded(p) for p in model.parameters())
