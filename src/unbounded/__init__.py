@@ -33,6 +33,7 @@ from unbounded.priors import GaussianWeights as GaussianWeights
 from unbounded.priors import GeometricDepth as GeometricDepth
 from unbounded.priors import PoissonDepth as PoissonDepth
 from unbounded.priors import UniformDepth as UniformDepth
+from unbounded.training import DiskData as DiskData
 from unbounded.training import HeldOutAscent as HeldOutAscent
 from unbounded.training import fit as fit
 from unbounded.training import make_optimizer as make_optimizer

@@ -23,6 +23,7 @@ from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import (
     Batch,
     Batches,
+    OwnRows,
     batches,
     check_processes,
     check_shapes,
@@ -240,7 +241,9 @@ class Eager(Engine):
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """One step of one model."""
         processes, share = self.task.processes, 1.0
-        if processes.size > 1:
+        if isinstance(batch, OwnRows):
+            share = batch.share
+        elif processes.size > 1:
             here, share = processes.own_rows(batch.x.shape[0])
             batch = Batch(*(None if part is None else part[here] for part in batch))  # type: ignore[arg-type]
         if grow:
@@ -302,7 +305,12 @@ class Eager(Engine):
             options.depth_rule.reserve(model, model.depth.max_depth())
         generator = torch.Generator().manual_seed(task.seeds[number])
         data = training_batches(
-            model, task.data[number], task.batch_size, generator, options.num_data
+            model,
+            task.data[number],
+            task.batch_size,
+            generator,
+            options.num_data,
+            task.processes,
         )
         sets = {
             name: batches(each[number], model, what=_words(name), batch_size=_SCORING_ROWS)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from unbounded.parallel import Processes
+from unbounded.parallel import ALONE, Processes
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
+    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.images import ImageBatches
 
 
@@ -21,6 +22,13 @@ class Batch(NamedTuple):
     x: Tensor  # (batch, …)
     y: Tensor  # (batch, …), in the form that the likelihood takes
     weights: Tensor | None  # (batch,)
+
+
+class OwnRows(Batch):
+    """Rows of a batch that are one process's already: the others have read theirs."""
+
+    share: float = 1.0
+    """Of the rows of the whole batch."""
 
 
 class ArrayBatches:
@@ -106,7 +114,7 @@ class LoaderBatches:
             yield to_device(x, y, weights, self.model)
 
 
-Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches"]
+Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches", "DiskBatches"]
 
 
 def batches(
@@ -117,22 +125,26 @@ def batches(
     batch_size: int,
     generator: torch.Generator | None = None,
     num_data: int | None = None,
+    processes: Processes = ALONE,
 ) -> "Batches":
-    """Batches from (x, y), (x, y, weights), `ImageData` or a DataLoader, checked.
+    """Batches from (x, y), (x, y, weights), `ImageData`, `DiskData` or a DataLoader, checked.
 
     Raises:
         ValueError: on NaN or infinite features, wrong shapes, labels out of range, no data.
     """
+    from unbounded.steps.disk import DiskData
     from unbounded.steps.images import ImageData
 
     if isinstance(data, DataLoader):
         return LoaderBatches(data, model, num_data)
     if isinstance(data, ImageData):
         return data.bind(model, batch_size, generator)
+    if isinstance(data, DiskData):
+        return data.bind(model, batch_size, generator, processes)
     if not isinstance(data, list | tuple) or len(data) not in (2, 3):
         raise ValueError(
-            f"the {what} data must be (x, y), (x, y, weights), ImageData or a DataLoader, "
-            f"got {type(data).__name__}"
+            f"the {what} data must be (x, y), (x, y, weights), ImageData, DiskData or a "
+            f"DataLoader, got {type(data).__name__}"
         )
     try:
         x = as_inputs(data[0], model)
@@ -152,9 +164,15 @@ def batches(
 
 
 def training_batches(
-    model: "UDN", data: Any, batch_size: int, generator: torch.Generator, num_data: int | None
+    model: "UDN",
+    data: Any,
+    batch_size: int,
+    generator: torch.Generator,
+    num_data: int | None,
+    processes: Processes = ALONE,
 ) -> "Batches":
     """Shuffled batches to learn from, with checks that only training asks for."""
+    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.images import ImageBatches
 
     if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
@@ -166,11 +184,13 @@ def training_batches(
         batch_size=int(batch_size),
         generator=generator,
         num_data=num_data,
+        processes=processes,
     )
-    if isinstance(found, ArrayBatches | ImageBatches):
+    if isinstance(found, ArrayBatches | ImageBatches | DiskBatches):
         if num_data not in (None, found.num_data):
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} rows")
-        check_training_rows(model, found.y, found.num_data, batch_size)
+        y = found.first_targets() if isinstance(found, DiskBatches) else found.y
+        check_training_rows(model, y, found.num_data, batch_size)
     elif found.num_data < 2:
         raise ValueError("training data: there is one row, at least two are needed")
     return found
@@ -191,11 +211,10 @@ def check_training_rows(model: "UDN", y: Tensor, rows: int, batch_size: int) -> 
 def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
     """Run a few rows of each set through the layers: shapes fail here, not in mid-training."""
     from unbounded.predictive import evaluating
-    from unbounded.steps.images import ImageBatches
 
     with evaluating(model), torch.no_grad():
         for data in sets:
-            if isinstance(data, ArrayBatches | ImageBatches):
+            if not isinstance(data, LoaderBatches):
                 x, y, _ = data.head(2)
                 model.likelihood.check_outputs(model(x), y)
 
@@ -208,7 +227,7 @@ def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batc
         if isinstance(data, LoaderBatches):
             raise ValueError(
                 f"{name} data: a DataLoader does not go with several processes, each of which "
-                "takes its part of every batch: give arrays or ImageData"
+                "takes its part of every batch: give arrays, ImageData or DiskData"
             )
     rows = sets["training"].num_data
     if rows < processes.size:

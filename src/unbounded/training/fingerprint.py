@@ -18,6 +18,7 @@ from unbounded.files import PARTS
 from unbounded.growth import unwrapped
 from unbounded.schema import FileError
 from unbounded.steps.batches import as_tensor
+from unbounded.steps.disk import DiskData
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 
@@ -233,6 +234,8 @@ def _describe_data(item: Any) -> dict[str, Any]:
     if isinstance(item, ImageData):
         found = {"x": _array(item.x), "y": _array(item.y)}
         return found | {name: describe(getattr(item, name)) for name in ("mean", "std", "augment")}
+    if isinstance(item, DiskData):
+        return item.describe()
     if isinstance(item, DataLoader):
         held = getattr(item.dataset, "tensors", None)  # of a TensorDataset
         return {

@@ -12,6 +12,7 @@ from unbounded.engines import Eager, Engine, Graphs, Stacked
 from unbounded.engines.base import Birth, TrainingTask, refuse
 from unbounded.model import UDN
 from unbounded.parallel import ALONE, Processes
+from unbounded.steps.disk import DiskData
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
@@ -53,8 +54,9 @@ def fit(
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
             Under torchrun the processes share the rows of each batch: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, or a DataLoader
-            of (x, y) pairs; a list of these for several models.
+        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, `DiskData`
+            (rows beyond memory), or a DataLoader of (x, y) pairs; a list of these for several
+            models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
@@ -209,7 +211,8 @@ def _data_of(name: str) -> str:
 def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> Engine:
     if processes.size > 1:
         return Eager()
-    if len(models) > 1:
+    given = data if isinstance(data, list) else [data]
+    if len(models) > 1 and not any(isinstance(one, DiskData) for one in given):
         return Stacked()
     if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
         return Graphs()
