@@ -1,6 +1,8 @@
 """Data that stay on disk: every row once a pass, whoever reads it, in bounded memory."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +257,24 @@ def test_wrong_sources_are_refused_in_a_line(tmp_path):
     ):
         with pytest.raises(ValueError, match=told):
             call()
+
+
+def test_memory_holds_a_window_and_no_more(tmp_path):
+    """256 MiB of inputs, of which 8 MiB at a time are in memory."""
+    script = """
+import resource, sys, numpy as np, torch, unbounded as ub
+folder = sys.argv[1]
+np.lib.format.open_memmap(f"{folder}/x.npy", "w+", np.float32, (1 << 18, 256))
+np.save(f"{folder}/y.npy", np.arange(1 << 18) % 2)
+net = ub.UDN(ub.Dense(256, 2, 2), ub.Categorical(2), seed=0)
+data = ub.DiskData.arrays(f"{folder}/x.npy", f"{folder}/y.npy", group_rows=2048, window=4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(len(b.y) for b in data.bind(net, 8192, torch.Generator().manual_seed(0)))
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True
+    )
+    count, more = map(int, told.stdout.split())
+    assert count == 1 << 18
+    assert more < 80 << 10, f"{more >> 10} MiB more for a window of 8 MiB"

@@ -23,9 +23,10 @@ class DiskData:
     """Rows on disk for `fit`, in place of x and y; also for validation.
 
     Rows lie in groups: the row groups of Parquet files, or pieces of arrays. In each pass the
-    groups are put into a new order; then `window` of them at a time are read, and their rows shuffled.
-    So every row comes once a pass, in an order that the seed decides, and memory holds one window.
-    The wider it is, the better the shuffle; rows that are in no order on disk need no wide one.
+    groups are put into a new order; then `window` of them at a time are read, and their rows are
+    shuffled. So every row comes once a pass, in an order that the seed decides, and memory holds
+    one window. The wider it is, the better the shuffle; rows that are in no order on disk need no
+    wide one.
 
     Of several processes each reads groups of its own, another share every pass, if there are as
     many groups as processes; batches then depend on how many processes there are.
@@ -296,7 +297,7 @@ class _Window:
         """The next rows; where there are to be none, one that is of no account."""
         if count == 0 and self.last is not None:
             return self.last
-        parts = []
+        parts: list[list[Any]] = []
         missing = max(count, 1)
         while missing:
             if not len(self.order):
@@ -307,10 +308,11 @@ class _Window:
             missing -= len(chosen)
             if count:
                 self.order = self.order[len(chosen) :]
-        x, y, weights = (
+        joined: list[Any] = [
             None if part[0] is None else part[0] if len(part) == 1 else torch.cat(part)
             for part in zip(*parts, strict=True)
-        )
+        ]
+        x, y, weights = joined
         self.last = x[:1], y[:1], None if weights is None else weights[:1]
         return x, y, weights
 

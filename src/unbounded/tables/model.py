@@ -21,9 +21,11 @@ from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.scores import ScoreCollector, importance_of_columns
 from unbounded.tables.target import Target
 from unbounded.tables.text import closest, progress_bar, shorten, to_json
+from unbounded.tables.values import Floats
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
+    from unbounded.tables.streaming import SpooledRows
 
 VERSION = 1
 _PREDICTED_ROWS = 1 << 14  # at a time, where all rows are in memory
@@ -68,6 +70,7 @@ class TableModel:
         missing: Sequence[str] = (),
         held_out: float = 0.2,
         max_rows: int | None = None,
+        stream: bool | None = None,
         seed: int = 0,
         device: str = "auto",
         references: bool = True,
@@ -90,6 +93,8 @@ class TableModel:
             missing: texts that stand for a missing value, besides empty fields, NA, NaN, null, …
             held_out: share of the rows to score on and never learn from; 0 learns from all.
             max_rows: use at most this many rows, drawn at random.
+            stream: learn from rows on disk rather than in memory; by default where the table has
+                more than 100 million cells (docs/scaling.md).
             seed: of the split, the weights and the shuffling.
             device: "cpu", "cuda" or "auto", the GPU if there is one.
             references: also score a linear model and gradient boosting on the held-out rows.
@@ -104,7 +109,7 @@ class TableModel:
         """
         opened = Table(table, delimiter=delimiter, encoding=encoding, missing=missing)
         columns: dict[str, Any] = {"drop": drop, "category": category, "keep": keep}
-        rows: dict[str, Any] = {"held_out": held_out, "max_rows": max_rows}
+        rows: dict[str, Any] = {"held_out": held_out, "max_rows": max_rows, "stream": stream}
         common: dict[str, Any] = {"seed": seed, "progress": progress}
         data = prepare(opened, target, task=task, **columns, **rows, **common)
         model = cls.train(data, device=device, **common, **estimator_options)
@@ -127,7 +132,7 @@ class TableModel:
             "verbose": int(bool(progress)),
             **estimator_options,
         }
-        rows = {"rows": len(data.train.y), "held_out_rows": len(data.held_out.y)}
+        rows = {"rows": data.num_train, "held_out_rows": len(data.held_out.y)}
         info = {"table": data.table.name, **rows, "seed": seed}
         return cls(_fit_estimator(data, options), data.encoding, data.target, info)
 
@@ -429,6 +434,8 @@ def _fit_estimator(data: PreparedTable, options: dict[str, Any]) -> "UDNEstimato
 
     x, y = data.train
     target = data.target
+    if data.on_disk is not None:
+        return _fit_from_disk(data, data.on_disk, options)
     if target.is_classes:
         labels = target.labels[y.astype(np.int64)]
         with warnings.catch_warnings():
@@ -441,3 +448,28 @@ def _fit_estimator(data: PreparedTable, options: dict[str, Any]) -> "UDNEstimato
     # little smaller, but the noise is learnt from residuals that were fitted: intervals that should
     # hold 90 % then held 78 % on a table of 1,600 rows, and 86 % without.
     return UDNRegressor(**options).fit(x, y)
+
+
+def _fit_from_disk(
+    data: PreparedTable, spool: "SpooledRows", options: dict[str, Any]
+) -> "UDNEstimator":
+    from unbounded.estimators import UDNClassifier, UDNRegressor
+    from unbounded.estimators.disk import RowsOnDisk, fit_from_disk
+    from unbounded.estimators.rows import WeightedRows
+
+    def weighted(x: Matrix, y: Floats) -> WeightedRows:
+        coded = y.astype(np.int64) if data.target.is_classes else y[:, None]
+        return WeightedRows(x, coded, np.ones(len(y)))
+
+    estimator: Any
+    if data.target.is_classes:
+        estimator = UDNClassifier(**options)
+        estimator.classes_ = data.target.labels
+    else:
+        estimator = UDNRegressor(**options)
+        estimator._single_target, estimator._num_targets = True, 1
+    rows = RowsOnDisk.of(weighted(*data.train), spool.x, spool.y, spool.num_learnt)
+    size = len(data.target.classes) or 1
+    fit_from_disk(estimator, rows, weighted(*spool.validation), size)
+    fitted: UDNEstimator = estimator
+    return fitted
