@@ -42,6 +42,7 @@ from unbounded.training import step as step
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _LAZY = {
     "UDNClassifier": "unbounded.estimators",
     "UDNRegressor": "unbounded.estimators",
     "TableModel": "unbounded.tables",
+    "BatchPredictor": "unbounded.tables",
 }
 
 if not TYPE_CHECKING:  # a type checker would take this as leave to use any name

@@ -31,7 +31,7 @@ class RowsOnDisk(WeightedRows):
     """
 
     files: tuple[Path, Path]  # of inputs and targets
-    count: int
+    num_rows: int
 
     @classmethod
     def of(cls, sample: WeightedRows, x: Path, y: Path, count: int) -> "RowsOnDisk":
@@ -44,14 +44,14 @@ class RowsOnDisk(WeightedRows):
             count: how many rows there are.
         """
         rows = cls(*sample)
-        rows.files, rows.count = (x, y), count
+        rows.files, rows.num_rows = (x, y), count
         return rows
 
     def bound(self, scalings: Scalings) -> DiskData:
         """What `fit` takes."""
-        parts = -(-self.count // EPOCH_ROWS)
+        parts = -(-self.num_rows // EPOCH_ROWS)
         groups = _Scaled(*self.files, scalings, self.y.ndim == 1)
-        return DiskData(groups, epoch_rows=-(-self.count // parts))
+        return DiskData(groups, epoch_rows=-(-self.num_rows // parts))
 
 
 class _Scaled(ArrayGroups):
@@ -90,7 +90,7 @@ def fit_from_disk(
     for name in ("refit", "warm_start"):
         if getattr(estimator, name):
             raise ValueError(f"{name} needs all rows in memory: it does not go with rows on disk")
-    clock = Clock(estimator.time_limit, _epochs(estimator, rows.count))
+    clock = Clock(estimator.time_limit, _epochs(estimator, rows.num_rows))
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
     state: Any = estimator
     state.encoding_ = state.refit_history_ = None
@@ -107,7 +107,7 @@ def fit_from_disk(
         with interrupts.shielded():
             if estimator.calibrate:
                 calibrate(run.models, run.scalings, held)
-            estimator._keep(run, rows.count)
+            estimator._keep(run, rows.num_rows)
             estimator._judge(held, run.scalings)
 
 

@@ -1,7 +1,6 @@
 """A model of a table: an estimator with the encoding of its columns, in one file."""
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,11 +20,10 @@ from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.scores import ScoreCollector, importance_of_columns
 from unbounded.tables.target import Target
 from unbounded.tables.text import closest, progress_bar, shorten, to_json
-from unbounded.tables.values import Floats
+from unbounded.tables.training import fit_estimator
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
-    from unbounded.tables.streaming import SpooledRows
 
 VERSION = 1
 _PREDICTED_ROWS = 1 << 14  # at a time, where all rows are in memory
@@ -134,7 +132,7 @@ class TableModel:
         }
         rows = {"rows": data.num_train, "held_out_rows": len(data.held_out.y)}
         info = {"table": data.table.name, **rows, "seed": seed}
-        return cls(_fit_estimator(data, options), data.encoding, data.target, info)
+        return cls(fit_estimator(data, options), data.encoding, data.target, info)
 
     def score_held_out(
         self, data: PreparedTable, *, references: bool = True, importance: bool = True
@@ -427,49 +425,3 @@ def _check_description(data: Any, where: str) -> dict[str, Any]:
     fields = {"encoding": Encoding.from_dict, "target": Target.from_dict, "info": check_info}
     found: dict[str, Any] = record({"version": anything, **fields})(data, where)
     return found
-
-
-def _fit_estimator(data: PreparedTable, options: dict[str, Any]) -> "UDNEstimator":
-    from unbounded.estimators import UDNClassifier, UDNRegressor
-
-    x, y = data.train
-    target = data.target
-    if data.on_disk is not None:
-        return _fit_from_disk(data, data.on_disk, options)
-    if target.is_classes:
-        labels = target.labels[y.astype(np.int64)]
-        with warnings.catch_warnings():
-            # Few rows a class: the table was checked for that already.
-            warnings.filterwarnings("ignore", "The number of unique classes")
-            classifier = UDNClassifier(**options).fit(x, labels)
-        assert len(classifier.classes_) == len(target.classes)
-        return classifier
-    # The noise of the epoch that validation rows chose. Trained anew on all rows the error is a
-    # little smaller, but the noise is learnt from residuals that were fitted: intervals that should
-    # hold 90 % then held 78 % on a table of 1,600 rows, and 86 % without.
-    return UDNRegressor(**options).fit(x, y)
-
-
-def _fit_from_disk(
-    data: PreparedTable, spool: "SpooledRows", options: dict[str, Any]
-) -> "UDNEstimator":
-    from unbounded.estimators import UDNClassifier, UDNRegressor
-    from unbounded.estimators.disk import RowsOnDisk, fit_from_disk
-    from unbounded.estimators.rows import WeightedRows
-
-    def weighted(x: Matrix, y: Floats) -> WeightedRows:
-        coded = y.astype(np.int64) if data.target.is_classes else y[:, None]
-        return WeightedRows(x, coded, np.ones(len(y)))
-
-    estimator: Any
-    if data.target.is_classes:
-        estimator = UDNClassifier(**options)
-        estimator.classes_ = data.target.labels
-    else:
-        estimator = UDNRegressor(**options)
-        estimator._single_target, estimator._num_targets = True, 1
-    rows = RowsOnDisk.of(weighted(*data.train), spool.x, spool.y, spool.num_learnt)
-    size = len(data.target.classes) or 1
-    fit_from_disk(estimator, rows, weighted(*spool.validation), size)
-    fitted: UDNEstimator = estimator
-    return fitted
