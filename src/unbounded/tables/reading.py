@@ -127,8 +127,9 @@ class Table:
         """The Parquet files of a folder, one after another by name."""
         try:
             paths = parquet_files(self.path)
-        except ValueError as error:
-            raise TableError(f"{error}: a table was expected") from None
+        except ValueError:
+            told = f"{self.path} is a folder without .parquet files"
+            raise TableError(f"{told}, a table was expected") from None
         self._files = [Table(path) for path in paths]
         first, self.is_parquet = self._files[0], True
         for table in self._files:

@@ -157,7 +157,11 @@ class BatchPredictor:
         model = self.model
         names = [c.name for c in model.encoding.used if c.name in frame.columns]
         table = model.open(frame[names].reset_index(drop=True) if names else frame)
-        options: dict[str, Any] = {"interval": self.interval, "parts": self.parts, "conformal": self.conformal}
+        options: dict[str, Any] = {
+            "interval": self.interval,
+            "parts": self.parts,
+            "conformal": self.conformal,
+        }
         pieces = [columns for _, columns in model.predict_chunks(table, **options)]
         if len(pieces) == 1:
             return pieces[0]

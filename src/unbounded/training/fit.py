@@ -17,8 +17,9 @@ from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
 from unbounded.training.callbacks import Callback
-from unbounded.training.fingerprint import check_words
+from unbounded.training.fingerprint import check_words, describe
 from unbounded.training.history import History
+from unbounded.training.shared import check_parts, deal, shares_models, train_apart
 from unbounded.training.trainer import FitResult, Trainer
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def fit(
 
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
-            Under torchrun the processes share the rows of each batch: docs/scaling.md.
+            Under torchrun the processes share the rows of each batch, or the models, if there
+            are as many as processes: docs/scaling.md.
         x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, `DiskData`
             (rows beyond memory), or a DataLoader of (x, y) pairs; a list of these for several
             models.
@@ -107,8 +109,42 @@ def fit(
     written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": words}
     run = {"progress": progress, "epochs": int(epochs), **written}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
-    results = _in_chunks(models, task, chosen, run)
+    if not lone and shares_models(models, engine, processes):
+        results = _apart(models, task, chosen, run, {"seed": describe(seed), "lr": describe(lr)})
+    else:
+        parts = _chunks(models, task.keywords["options"].chunk)
+        results = _in_chunks(models, task, chosen, run, parts)
     return results[0] if lone else results
+
+
+def _apart(
+    models: Sequence[UDN],
+    task: partial[TrainingTask],
+    chosen: dict[str, Any],
+    run: dict[str, Any],
+    described: dict[str, Any],
+) -> list[FitResult]:
+    """The models divided among the processes."""
+    processes: Processes = task.keywords["processes"]
+    parts = deal(len(models), task.keywords["options"].chunk, processes.size)
+    path = run["checkpoint"]
+    if processes.rank and run["progress"] is None:
+        run = {**run, "progress": False}
+    alone = partial(task.func, *task.args, **{**task.keywords, "processes": ALONE})
+
+    def train() -> dict[int, FitResult]:
+        found: dict[int, FitResult] = {}
+        if path is not None and run["resume"]:
+            check_parts(Path(path), len(parts))
+        for number in range(processes.rank, len(parts), processes.size):
+            own = {**run, "checkpoint": _numbered(path, number, len(parts))}
+            results = _in_chunks(models, alone, chosen, own, [parts[number]])
+            found |= {index: results[index] for index in parts[number]}
+        return found
+
+    described |= {"models": len(models), "epochs": run["epochs"], "resume": run["resume"]}
+    described["batch_size"] = task.keywords["batch_size"]
+    return train_apart([uncompiled(model) for model in models], processes, described, train)
 
 
 def _in_chunks(
@@ -116,11 +152,12 @@ def _in_chunks(
     task: partial[TrainingTask],
     chosen: dict[str, Any],
     run: dict[str, Any],
+    parts: Sequence[Sequence[int]],
 ) -> list[FitResult]:
-    """One trainer after another, each with some of the models."""
-    results: dict[int, FitResult] = {}
+    """One trainer after another, each with some of the models; the others are not touched."""
+    untouched = FitResult(History(), 0, None, {}, "interrupted", 0.0, None)
+    results: dict[int, FitResult] = dict.fromkeys(range(len(models)), untouched)
     processes: Processes = task.keywords["processes"]
-    parts = _chunks(models, task.keywords["options"].chunk)
     for number, part in enumerate(parts):
         engine = chosen["engine"] or _default_engine(models, task.keywords["data"], processes)
         with processes.agreeing():
@@ -131,8 +168,6 @@ def _in_chunks(
         found = trainer.run(**{**run, "checkpoint": path})
         results |= dict(zip(part, found, strict=True))
         if any(result.stopped == "interrupted" for result in found):
-            untouched = FitResult(History(), 0, None, {}, "interrupted", 0.0, None)
-            results = dict.fromkeys(range(len(models)), untouched) | results
             break
     return [results[index] for index in range(len(models))]
 
