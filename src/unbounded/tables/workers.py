@@ -92,6 +92,9 @@ class BatchPredictor:
 
         if isinstance(batch, pd.DataFrame):
             kept = {name: self._kept(batch, name, batch.columns) for name in self.keep}
+            if not len(batch):  # typed as pandas types columns that hold something
+                found = pd.DataFrame(self._row()).iloc[:0].set_index(batch.index)
+                return pd.concat([pd.DataFrame(kept, index=batch.index), found], axis=1)
             return pd.DataFrame({**kept, **self._columns(batch)}, index=batch.index)
         if isinstance(batch, pyarrow.Table):
             names = [c.name for c in self.model.encoding.used if c.name in batch.column_names]
@@ -115,13 +118,13 @@ class BatchPredictor:
             frame: of Dask or pandas, which says what the columns of `keep` hold.
         """
         pd = pandas()
-        empty = self._empty()
         kept = {}
         for name in self.keep:
             if frame is None:
                 raise TableError(f"keep: give the frame, which says what {name!r} holds")
             kept[name] = pd.Series([], dtype=frame.dtypes[name])
-        return pd.DataFrame({**kept, **empty})
+        found = pd.DataFrame(self._row()).iloc[:0]
+        return pd.concat([pd.DataFrame(kept, index=found.index), found], axis=1)
 
     def for_spark(self, frames: Iterable[Any]) -> Iterator[Any]:
         """Pandas frames in, pandas frames out: what `mapInPandas` of Spark takes."""
@@ -139,21 +142,21 @@ class BatchPredictor:
             if frame is None:
                 raise TableError(f"keep: give the frame, which says what {name!r} holds")
             kinds[name] = frame.schema[name].dataType.simpleString()
-        for name, values in self._empty().items():
+        for name, values in self._row().items():
             kinds[name] = "double" if values.dtype.kind == "f" else "string"
         return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in kinds.items())
 
     def _kept(self, batch: Any, name: str, names: Sequence[str]) -> Any:
         if name not in names:
             raise TableError(f"keep: the batch has no column {name!r}")
-        if name in self._empty():
+        if name in self._row():
             raise TableError(f"keep {name!r}: the predictions have a column of this name")
         return batch[name]
 
     def _columns(self, frame: Any) -> dict[str, Any]:
         """Columns of predictions of all rows of a pandas frame."""
         if not len(frame):
-            return self._empty()
+            return {name: values[:0] for name, values in self._row().items()}
         model = self.model
         names = [c.name for c in model.encoding.used if c.name in frame.columns]
         table = model.open(frame[names].reset_index(drop=True) if names else frame)
@@ -167,9 +170,8 @@ class BatchPredictor:
             return pieces[0]
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
-    def _empty(self) -> dict[str, Any]:
-        """The columns of no rows."""
+    def _row(self) -> dict[str, Any]:
+        """The columns of some row, which say what there is and of what type."""
         model = self.model
         x = np.zeros((1, len(model.encoding.feature_names)), np.float32)
-        columns = model.by_depth(x).columns(model.target.classes, self.interval, self.parts)
-        return {name: values[:0] for name, values in columns.items()}
+        return model.by_depth(x).columns(model.target.classes, self.interval, self.parts)
