@@ -54,11 +54,9 @@ def fit(
 
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
-            Under torchrun the processes share the rows of each batch, or the models, if there
-            are as many as processes: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, `DiskData`
-            (rows beyond memory), or a DataLoader of (x, y) pairs; a list of these for several
-            models.
+            Under torchrun the processes share the rows of each batch, or models: docs/scaling.md.
+        x: inputs `(rows, …)` as a tensor, array or frame; or (x, y), `ImageData`, `DiskData`, or a
+            DataLoader of (x, y) pairs; a list of these for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
@@ -109,12 +107,20 @@ def fit(
     written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": words}
     run = {"progress": progress, "epochs": int(epochs), **written}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
-    if not lone and shares_models(models, engine, processes):
-        results = _apart(models, task, chosen, run, {"seed": describe(seed), "lr": describe(lr)})
-    else:
-        parts = _chunks(models, task.keywords["options"].chunk)
-        results = _in_chunks(models, task, chosen, run, parts)
+    results = _train(models, task, chosen, run)
     return results[0] if lone else results
+
+
+def _train(
+    models: Sequence[UDN],
+    task: partial[TrainingTask],
+    chosen: dict[str, Any],
+    run: dict[str, Any],
+) -> list[FitResult]:
+    """In this process with its peers, or each process with models of its own."""
+    if not chosen["lone"] and shares_models(models, chosen["engine"], task.keywords["processes"]):
+        return _apart(models, task, chosen, run)
+    return _in_chunks(models, task, chosen, run, _chunks(models, task.keywords["options"].chunk))
 
 
 def _apart(
@@ -122,7 +128,6 @@ def _apart(
     task: partial[TrainingTask],
     chosen: dict[str, Any],
     run: dict[str, Any],
-    described: dict[str, Any],
 ) -> list[FitResult]:
     """The models divided among the processes."""
     processes: Processes = task.keywords["processes"]
@@ -142,8 +147,8 @@ def _apart(
             found |= {index: results[index] for index in parts[number]}
         return found
 
-    described |= {"models": len(models), "epochs": run["epochs"], "resume": run["resume"]}
-    described["batch_size"] = task.keywords["batch_size"]
+    described = {"models": len(models), "epochs": run["epochs"], "resume": run["resume"]}
+    described |= {name: describe(task.keywords[name]) for name in ("batch_size", "lr", "seed")}
     return train_apart([uncompiled(model) for model in models], processes, described, train)
 
 
