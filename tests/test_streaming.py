@@ -1,6 +1,7 @@
 """Tables that are learnt from on disk, and models as functions of a batch."""
 
 import pickle
+import shutil
 import sys
 import tempfile
 import time
@@ -254,3 +255,24 @@ def test_ray(models):
     found = found.sort_values("n").reset_index(drop=True)
     assert np.allclose(found["mean"], wanted["mean"])
     assert np.allclose(found["upper"], wanted["upper"])
+
+
+@pytest.mark.filterwarnings("ignore")  # of Spark's own
+def test_spark(models, monkeypatch):
+    sql = pytest.importorskip("pyspark.sql", reason="needs pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    path, model = models["class"]
+    wanted = model.predict(frame())
+    options = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
+    session = sql.SparkSession.builder.master("local[1]").config(map=options).getOrCreate()
+    try:
+        rows = session.createDataFrame(frame().drop(columns="y"))
+        predictor = BatchPredictor(path, keep=["n"])
+        found = rows.mapInPandas(predictor.for_spark, predictor.spark_schema(rows)).toPandas()
+    finally:
+        session.stop()
+    found = found.sort_values("n").reset_index(drop=True)
+    assert found["prediction"].tolist() == wanted["prediction"].tolist()
+    assert np.allclose(found["p_up"], wanted["p_up"])

@@ -58,6 +58,7 @@ _MEMBER = record(
         "scaler": optional(mapping(real(0))),
     }
 )
+_NEW_PASS = frozenset({"seed", "data", "batch_size"})  # with another of these a pass begins anew
 _KINDS = ("model.", "optimizer.", "best.", "average.", "rule.", "extra.")
 
 
@@ -149,7 +150,7 @@ def check_member(
         member.extra.check_state(extra, plain["num_layers"], plain["steps"])
     if member.data.generator is not None and "seed" not in changed:
         check_generator("shuffle", tensors.get("shuffle"), member.data.generator)
-    if isinstance(member.data, DiskBatches):
+    if isinstance(member.data, DiskBatches) and not _NEW_PASS & changed:
         _check_place(tensors.get("place"), member.data.steps)
 
 
@@ -185,7 +186,7 @@ def load_member(
         member.best = plain["best_layers"], under(tensors, "best.")
     if member.data.generator is not None and "shuffle" in tensors and "seed" not in changed:
         member.data.generator.set_state(tensors["shuffle"])
-    if isinstance(member.data, DiskBatches) and not {"seed", "data", "batch_size"} & changed:
+    if isinstance(member.data, DiskBatches) and not _NEW_PASS & changed:
         member.data.go_to(tensors["place"].tolist())
 
 

@@ -75,9 +75,9 @@ class ArrayGroups(Groups):
         if self.weights is not None and self.weights.shape:
             raise ValueError(f"weights must be one number a row, got rows of {self.weights.shape}")
         self.row_bytes = self.x.row_bytes
-        step = group_rows or max(1, GROUP_BYTES // max(1, self.row_bytes))
-        if step < 1:
+        if group_rows is not None and group_rows < 1:
             raise ValueError(f"group_rows must be at least 1, got {group_rows}")
+        step = group_rows or max(1, GROUP_BYTES // max(1, self.row_bytes))
         self.bounds = [
             (start, min(start + step, stop))
             for first, stop in self.x.bounds()

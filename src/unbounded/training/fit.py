@@ -133,7 +133,7 @@ def _apart(
     processes: Processes = task.keywords["processes"]
     parts = deal(len(models), task.keywords["options"].chunk, processes.size)
     path = run["checkpoint"]
-    if processes.rank and run["progress"] is None:
+    if not processes.is_first:  # one bar, of the first one's models
         run = {**run, "progress": False}
     alone = partial(task.func, *task.args, **{**task.keywords, "processes": ALONE})
 
