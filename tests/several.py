@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -330,9 +331,27 @@ def from_disk(folder: Path) -> dict:
     return {"whole": whole, "cut": cut, "rows": parallel.current().gather(own)}
 
 
+def ensemble() -> np.ndarray:
+    """Members of an estimator, which processes divide among themselves."""
+    x, y = data()
+    options = {"n_members": 2, "epochs": 2, "width": 6, "random_state": 0, "device": "cpu"}
+    return ub.UDNClassifier(**options).fit(x.numpy(), y.numpy()).predict_proba(x.numpy())
+
+
+def table() -> list:
+    """A table that is learnt from on disk: what each process ends with."""
+    x, y = data()
+    columns = {name: x[:, place].numpy() for place, name in enumerate("abc")}
+    frame = pd.DataFrame({**columns, "k": np.where(y == 1, "yes", "no")})
+    options = {"epochs": 1, "width": 6, "references": False, "device": "cpu", "stream": True}
+    predicted = ub.TableModel.fit(frame, "k", **options).predict(frame)
+    return parallel.current().gather(predicted["p_yes"].tolist())
+
+
 def apart(folder: Path) -> dict:
     """What is done with many models, and with rows on disk."""
     found = {"members": members(), "disk": from_disk(folder)}
+    found |= {"ensemble": torch.from_numpy(ensemble()), "table": table()}
     path = {"checkpoint": folder / "members.checkpoint"}
     members(**path, epochs=2)
     found["cut"] = members(**path, resume=True)

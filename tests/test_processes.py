@@ -228,6 +228,8 @@ def test_processes_divide_models_and_rows_on_disk(tmp_path):
         "members-1of2.checkpoint",
         "members-2of2.checkpoint",
     }
+    assert apart(torch.from_numpy(several.ensemble()), found["ensemble"]) == 0
+    assert found["table"][0] == found["table"][1]
     disk = found["disk"]
     assert apart(disk["whole"], disk["cut"]) == 0
     first, second = (rows[: len(rows) // 6] for rows in disk["rows"])

@@ -128,8 +128,8 @@ class Table:
         try:
             paths = parquet_files(self.path)
         except ValueError:
-            told = f"{self.path} is a folder without .parquet files"
-            raise TableError(f"{told}, a table was expected") from None
+            empty = f"{self.path} is a folder without .parquet files"
+            raise TableError(f"{empty}, a table was expected") from None
         self._files = [Table(path) for path in paths]
         first, self.is_parquet = self._files[0], True
         for table in self._files:
