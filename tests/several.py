@@ -13,6 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -299,8 +301,80 @@ def halves(folder: Path) -> dict:
     return {"whole": whole, "cut": cut, "loop": own_loop(), "batch_norm": train("batch_norm")}
 
 
+def members(folder: Path | None = None, **changes) -> dict:
+    """Three models at once, which processes divide among themselves."""
+    models = [model(ub.TruncatedPoisson(rate)) for rate in (1.0, 1.5, 2.5)]
+    options = {"epochs": 4, "batch_size": 16, "lr": [0.01, 0.02, 0.01], "seed": [1, 2, 3]}
+    options |= {"validation": data(41, seed=1), "progress": False, **changes}
+    results = ub.fit(models, *data(), **options)
+    rows = [[{**row, "seconds": 0} for row in one.history] for one in results]
+    best = [one.best_epoch for one in results]
+    return {"rows": rows, "best": best, "states": [one.state_dict() for one in models]}
+
+
+def from_disk(folder: Path) -> dict:
+    """Rows on disk, of which each process reads its own: a run, one that is cut, and the rows."""
+    if parallel.rank() == 0:
+        x, y = data()
+        np.save(folder / "x.npy", np.concatenate([np.arange(ROWS)[:, None], x[:, 1:]], 1))
+        np.save(folder / "y.npy", y)
+    parallel.current().gather(None)  # until they are there
+    paths = folder / "x.npy", folder / "y.npy"
+    rows = ub.DiskData.arrays(*paths, group_rows=7, window=3, epoch_rows=32)
+
+    def trained(epochs: int, **options) -> dict:
+        net = model()
+        options |= {"validation": data(41, seed=1), "progress": False, "batch_size": 16}
+        ub.fit(net, rows, epochs=epochs, lr=0.001, **options)
+        return net.state_dict()
+
+    whole = trained(5)
+    trained(2, checkpoint=folder / "disk.checkpoint")
+    cut = trained(5, checkpoint=folder / "disk.checkpoint", resume=True)
+    bound = rows.bind(model(), 16, torch.Generator().manual_seed(1), parallel.current())
+    own = [int(v) for _ in range(6) for b in bound._pass(list(range(13)), 5) for v in b.x[:, 0]]
+    return {"whole": whole, "cut": cut, "rows": parallel.current().gather(own)}
+
+
+def ensemble() -> np.ndarray:
+    """Members of an estimator, which processes divide among themselves."""
+    x, y = data()
+    options = {"n_members": 2, "epochs": 2, "width": 6, "random_state": 0, "device": "cpu"}
+    return ub.UDNClassifier(**options).fit(x.numpy(), y.numpy()).predict_proba(x.numpy())
+
+
+def table() -> list:
+    """A table that is learnt from on disk: what each process ends with."""
+    x, y = data()
+    columns = {name: x[:, place].numpy() for place, name in enumerate("abc")}
+    frame = pd.DataFrame({**columns, "k": np.where(y == 1, "yes", "no")})
+    options = {"epochs": 1, "width": 6, "references": False, "device": "cpu", "stream": True}
+    predicted = ub.TableModel.fit(frame, "k", **options).predict(frame)
+    return parallel.current().gather(predicted["p_yes"].tolist())
+
+
+def apart(folder: Path) -> dict:
+    """What is done with many models, and with rows on disk."""
+    found = {"members": members(), "disk": from_disk(folder)}
+    found |= {"ensemble": torch.from_numpy(ensemble()), "table": table()}
+    path = {"checkpoint": folder / "members.checkpoint"}
+    members(**path, epochs=2)
+    found["cut"] = members(**path, resume=True)
+    told = {}
+    for name, changes in (
+        ("other", {"batch_size": 16 + parallel.rank()}),
+        ("fails", {"weights": weights() if parallel.rank() == 0 else weights()[:-1]}),
+    ):
+        try:
+            members(**changes)
+        except Exception as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    (folder / f"apart.{parallel.rank()}.json").write_text(json.dumps(told))
+    return found
+
+
 def main(scenario: str, folder: Path) -> None:
-    found = {}
+    found = apart(folder) if scenario == "apart" else {}
     if scenario in ("all", "four"):
         names = [name for name in OPTIONS if name not in OWN] if scenario == "all" else FOUR
         found = {name: train(name) for name in names}

@@ -21,6 +21,7 @@ from unbounded.parallel import ALONE, ProcessError
 from unbounded.parallel.rows import own_rows
 from unbounded.parallel.start import meet
 from unbounded.training.agreement import check_places
+from unbounded.training.shared import check_parts
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -213,3 +214,30 @@ def test_alone_nothing_is_asked(monkeypatch):
     monkeypatch.setenv("UNBOUNDED_TIMEOUT", "soon")
     with pytest.raises(ProcessError, match="UNBOUNDED_TIMEOUT must be a number"):
         parallel.current()
+
+
+def test_processes_divide_models_and_rows_on_disk(tmp_path):
+    """Three models among two processes are those of one process, bit for bit; rows come once."""
+    ended = run(variables(2), "apart", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    found = torch.load(tmp_path / "apart.pt", weights_only=False)
+    alone = several.members()
+    assert apart(alone, found["members"]) == 0
+    assert apart(alone, found["cut"]) == 0
+    assert {p.name for p in tmp_path.glob("members*")} == {
+        "members-1of2.checkpoint",
+        "members-2of2.checkpoint",
+    }
+    assert apart(torch.from_numpy(several.ensemble()), found["ensemble"]) == 0
+    assert found["table"][0] == found["table"][1]
+    disk = found["disk"]
+    assert apart(disk["whole"], disk["cut"]) == 0
+    first, second = (rows[: len(rows) // 6] for rows in disk["rows"])
+    assert sorted(first + second) == list(range(several.ROWS))
+    told = [json.loads((tmp_path / f"apart.{rank}.json").read_text()) for rank in range(2)]
+    for one in told:
+        assert "batch_size is 16 in process 0, 17 in process 1" in one["other"]
+    assert "process 1 of 2: training data: weights must have shape (90,)" in told[0]["fails"]
+    assert "weights must have shape (90,)" in told[1]["fails"]
+    with pytest.raises(ValueError, match=r"members-1of2\.checkpoint is of a run that divided"):
+        check_parts(tmp_path / "members.checkpoint", 3)

@@ -40,6 +40,7 @@ from unbounded.priors import GaussianWeights as GaussianWeights
 from unbounded.priors import GeometricDepth as GeometricDepth
 from unbounded.priors import PoissonDepth as PoissonDepth
 from unbounded.priors import UniformDepth as UniformDepth
+from unbounded.training import DiskData as DiskData
 from unbounded.training import HeldOutAscent as HeldOutAscent
 from unbounded.training import Stream as Stream
 from unbounded.training import fit as fit
@@ -49,6 +50,7 @@ from unbounded.training import step as step
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
 
 __version__ = "0.1.0"
@@ -58,6 +60,7 @@ _LAZY = {
     "UDNClassifier": "unbounded.estimators",
     "UDNRegressor": "unbounded.estimators",
     "TableModel": "unbounded.tables",
+    "BatchPredictor": "unbounded.tables",
 }
 
 if not TYPE_CHECKING:  # a type checker would take this as leave to use any name

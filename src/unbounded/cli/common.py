@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from unbounded.tables import Encoding, TableModel
 
 
-TABLE_HELP = "CSV, TSV or Parquet, plain or gzipped; - is standard input"
+TABLE_HELP = (
+    "CSV, TSV or Parquet, plain or gzipped, or a folder of Parquet files; - is standard input"
+)
 
 
 class CommandError(Exception):

@@ -38,6 +38,7 @@ examples:
   unbounded fit train.csv --target price --out house.udn
   unbounded fit visits.parquet --target returned --task classification --category postcode \\
       --drop name --out visits.udn --report visits.html
+  unbounded fit years/ --target price --time-limit 3600 --out house.udn
   xz -dc train.csv.xz | unbounded fit - --target price --out house.udn
   torchrun --nproc-per-node 4 -m unbounded fit train.csv --target price --out house.udn
 """
@@ -78,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--held-out", type=common.share, default=0.2, metavar="SHARE", help=text)
     text = "use N rows, drawn at random"
     group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
+    text = (
+        "learn from rows on disk rather than in memory (default: if there are more than 100 "
+        "million cells)"
+    )
+    group.add_argument("--stream", action=argparse.BooleanOptionalAction, default=None, help=text)
     group = parser.add_argument_group("the network and its training")
     common.add_preset_argument(group)
     text = "a third of the steps, the usual ones, or more with five members (default: default)"
@@ -158,7 +164,8 @@ def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTabl
     lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
     if options.target in lists["drop"]:
         raise CommandError(f"--drop names the target, {options.target!r}")
-    split = {name: getattr(options, name) for name in ("task", "held_out", "max_rows")}
+    names = ("task", "held_out", "max_rows", "stream")
+    split = {name: getattr(options, name) for name in names}
     return prepare(table, options.target, **split, **lists, **both)
 
 
@@ -220,17 +227,28 @@ def _describe(data: "PreparedTable") -> str:
         )
         what = f"{len(target.classes)} classes ({shown})"
     else:
-        low, high = (plain_number(float(end), 6) for end in (data.y.min(), data.y.max()))
+        low, high = (plain_number(float(end), 6) for end in data.bounds)
         what = f"a number, {low} … {high}"
-    without = rows - len(data.y)
+    without = rows - data.num_rows
     left_out = f"; {count_of(without, 'row')} without it left out" if without else ""
     return (
         f"{one_line(data.table.label)}: {count_of(rows, 'row')}, "
         f"{count_of(len(data.table.names), 'column')}\n\n"
         + common.columns_of_text([heading, *lines], right=(2,))
         + f"\n\ntarget: {one_line(target.name)}, {what}{left_out}"
-        f"\n{count_of(len(data.train.y), 'row')} to learn from, {len(data.held_out.y):,} held out; "
-        f"{count_of(len(encoding.feature_names), 'number')} a row\n"
+        f"\n{count_of(data.num_train, 'row')} to learn from, {len(data.held_out.y):,} held out; "
+        f"{count_of(len(encoding.feature_names), 'number')} a row\n" + _on_disk(data)
+    )
+
+
+def _on_disk(data: "PreparedTable") -> str:
+    """How a table that is not held in memory is learnt from."""
+    if data.on_disk is None:
+        return ""
+    size = data.on_disk.bytes / 2**30
+    return (
+        f"from disk: {size:.3g} GiB of encoded rows in {data.on_disk.folder.parent}; scales and "
+        f"categories by {len(data.train.y):,} of the rows\n"
     )
 
 

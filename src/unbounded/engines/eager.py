@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from unbounded.steps.batches import (
     training_batches,
 )
 from unbounded.steps.depth_rules import DepthRule
-from unbounded.steps.optimizers import make_optimizer
+from unbounded.steps.optimizers import make_optimizer, optimizer_kind
 from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
 from unbounded.steps.step import step_with
@@ -316,7 +315,12 @@ class Eager(Engine):
             options.depth_rule.reserve(model, model.depth.max_depth())
         generator = torch.Generator().manual_seed(task.seeds[number])
         data = training_batches(
-            model, task.data[number], task.batch_size, generator, options.num_data
+            model,
+            task.data[number],
+            task.batch_size,
+            generator,
+            options.num_data,
+            task.processes,
         )
         sets = {
             name: batches(
@@ -435,20 +439,6 @@ class Eager(Engine):
                 held_out.look(rule, model, member.scores)
                 row |= rule.columns()
         return {"step": member.steps, **row}
-
-
-def optimizer_kind(given: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of an optimiser and its arguments from a class or a partial of one."""
-    if given is None:
-        return torch.optim.Adam, {}
-    if isinstance(given, partial) and not given.args:
-        return given.func, dict(given.keywords)  # type: ignore[return-value]
-    if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
-        return given, {}
-    raise TypeError(
-        "optimizer must be a torch.optim class, a functools.partial of one with keywords, or an "
-        f"optimiser for the one model, got {given!r}"
-    )
 
 
 def _words(name: str) -> str:

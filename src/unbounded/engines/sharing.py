@@ -6,13 +6,15 @@ from unbounded import trees
 from unbounded.engines.base import Engine, TrainingTask, refuse
 from unbounded.model import UDN
 from unbounded.parallel import Processes, batch_norm, shards
-from unbounded.steps.batches import Batch, Batches, LoaderBatches
+from unbounded.steps.batches import Batch, Batches, LoaderBatches, OwnRows
 
 
 def own_part(model: UDN, data: Batches, batch: Batch, processes: Processes) -> tuple[Batch, float]:
     """The rows of a batch that are this process's, and their share of all observations."""
     if isinstance(data, LoaderBatches):  # each process has read its own
         return batch, data.share
+    if isinstance(batch, OwnRows):
+        return batch, batch.share
     here, share = processes.own_rows(batch.y.shape[0])
     held = model.likelihood.observations(batch.y)
     if held is not None:

@@ -36,6 +36,7 @@ from unbounded.schema import (
     whole,
     wrong,
 )
+from unbounded.steps.disk import DiskBatches
 
 if TYPE_CHECKING:
     from unbounded.depth import DepthFamily
@@ -58,6 +59,7 @@ _MEMBER = record(
         "scaler": optional(mapping(real(0))),
     }
 )
+_NEW_PASS = frozenset({"seed", "data", "batch_size"})  # with another of these a pass begins anew
 _KINDS = ("model.", "optimizer.", "best.", "average.", "rule.", "extra.", "fresh.")
 
 
@@ -87,6 +89,8 @@ def save_member(member: "Member") -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors.update({f"fresh.{k}": v for k, v in member.fresh.state().items()})
     if member.data.generator is not None:
         tensors["shuffle"] = member.data.generator.get_state()
+    if isinstance(member.data, DiskBatches):
+        tensors["place"] = torch.tensor(member.data.where)
     plain = {
         "num_layers": model.network.num_layers,
         "steps": member.steps,
@@ -125,7 +129,7 @@ def check_member(
             come to its end, while the others go on.
     """
     plain = _MEMBER(plain, where)
-    unknown = [n for n in tensors if n != "shuffle" and not n.startswith(_KINDS)]
+    unknown = [n for n in tensors if n not in ("shuffle", "place") and not n.startswith(_KINDS)]
     if unknown:
         raise FileError(f"the tensor {unknown[0]} is not known to this version")
     model = member.model
@@ -151,6 +155,8 @@ def check_member(
         member.fresh.check_state(under(tensors, "fresh."), plain["steps"])
     if member.data.generator is not None and "seed" not in changed:
         check_generator("shuffle", tensors.get("shuffle"), member.data.generator)
+    if isinstance(member.data, DiskBatches) and not _NEW_PASS & changed:
+        _check_place(tensors.get("place"), member.data.steps)
 
 
 def load_member(
@@ -186,6 +192,16 @@ def load_member(
         member.best = plain["best_layers"], under(tensors, "best.")
     if member.data.generator is not None and "shuffle" in tensors and "seed" not in changed:
         member.data.generator.set_state(tensors["shuffle"])
+    if isinstance(member.data, DiskBatches) and not _NEW_PASS & changed:
+        member.data.go_to(tensors["place"].tolist())
+
+
+def _check_place(place: Tensor | None, steps: int) -> None:
+    """A FileError unless a pass over data on disk can be at this step."""
+    check_tensor("place", place, torch.tensor([0, 0]))
+    assert place is not None
+    if not (0 <= int(place[0]) < steps and int(place[1]) >= 1):
+        raise FileError(f"the tensor place should be a step of a pass, from 0 to {steps - 1}")
 
 
 def load_model(model: "UDN", state: dict[str, Tensor]) -> None:

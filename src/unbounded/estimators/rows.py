@@ -186,7 +186,10 @@ class Scalings:
     def tensors(
         self, rows: WeightedRows, model: UDN
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Inputs, targets and weights, as `unbounded.fit` takes them."""
+        """Inputs, targets and weights, as `unbounded.fit` takes them; rows on disk stay there."""
+        on_disk: Any = getattr(rows, "bound", None)
+        if on_disk is not None:
+            return on_disk(self)
         y = rows.y if self.targets is None else self.targets.apply(rows.y)
         # No weights where every row counts once: the common case is spared a product.
         weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)

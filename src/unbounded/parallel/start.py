@@ -98,11 +98,11 @@ def _join() -> None:
         _number("LOCAL_WORLD_SIZE", 1) <= torch.cuda.device_count()
     )
     backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
-    timeout = timedelta(seconds=_timeout())
+    limit = timedelta(seconds=timeout())
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-        store = dist.PrefixStore(meet(store, rank, size, timeout.total_seconds()), store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=limit)))
+        store = dist.PrefixStore(meet(store, rank, size, limit.total_seconds()), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise unreachable(_number("RANK", 0), _started(), error) from error
     atexit.register(time.sleep, _LET_GO)
@@ -145,7 +145,8 @@ def meet(store: Any, rank: int, size: int, seconds: float) -> str:
     raise RuntimeError(f"process 0 did not answer within {seconds:g} seconds")
 
 
-def _timeout() -> float:
+def timeout() -> float:
+    """For how many seconds a process waits for its peers."""
     given = os.environ.get(TIMEOUT, "")
     try:
         seconds = float(given) if given else _SECONDS

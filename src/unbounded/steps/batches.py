@@ -13,6 +13,7 @@ from unbounded.parallel import ALONE, ProcessError, Processes
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
+    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.images import ImageBatches
     from unbounded.steps.streams import StreamBatches
 
@@ -23,6 +24,13 @@ class Batch(NamedTuple):
     x: trees.Tree  # (batch, …), or parts of that kind
     y: Tensor  # (batch, …), in the form that the likelihood takes
     weights: Tensor | None  # (batch,)
+
+
+class OwnRows(Batch):
+    """Rows of a batch that are one process's already: the others have read theirs."""
+
+    share: float = 1.0
+    """Of the rows of the whole batch."""
 
 
 class ArrayBatches:
@@ -161,7 +169,7 @@ class LoaderBatches:
             yield checked_item(item, self.model, "a loader")
 
 
-Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches", "StreamBatches"]
+Batches = Union[ArrayBatches, LoaderBatches, "ImageBatches", "DiskBatches", "StreamBatches"]
 
 
 def checked_item(item: Any, model: "UDN", giver: str, *, values: bool = True) -> Batch:
@@ -194,14 +202,17 @@ def batches(
     generator: torch.Generator | None = None,
     num_data: int | None = None,
     many: bool = False,
+    processes: Processes = ALONE,
 ) -> "Batches":
-    """Batches from (x, y), (x, y, weights), `ImageData`, `Stream` or a DataLoader, checked.
+    """Batches from (x, y), (x, y, weights), `ImageData`, `DiskData`, `Stream` or a DataLoader.
 
-    Where rows hold several observations and `many` is true, batch_size counts those.
+    All are checked. Where rows hold several observations and `many` is true, batch_size counts
+    those.
 
     Raises:
         ValueError: on NaN or infinite features, wrong shapes, labels out of range, no data.
     """
+    from unbounded.steps.disk import DiskData
     from unbounded.steps.images import ImageData
     from unbounded.steps.streams import Stream
 
@@ -211,9 +222,11 @@ def batches(
         return data.bind(model, generator)
     if isinstance(data, ImageData):
         return data.bind(model, batch_size, generator)
+    if isinstance(data, DiskData):
+        return data.bind(model, batch_size, generator, processes)
     if not isinstance(data, list | tuple) or len(data) not in (2, 3):
         raise ValueError(
-            f"the {what} data must be (x, y), (x, y, weights), ImageData, a Stream or a "
+            f"the {what} data must be (x, y), (x, y, weights), ImageData, DiskData, a Stream or a "
             f"DataLoader, got {type(data).__name__}"
         )
     try:
@@ -239,9 +252,15 @@ def batches(
 
 
 def training_batches(
-    model: "UDN", data: Any, batch_size: int, generator: torch.Generator, num_data: int | None
+    model: "UDN",
+    data: Any,
+    batch_size: int,
+    generator: torch.Generator,
+    num_data: int | None,
+    processes: Processes = ALONE,
 ) -> "Batches":
     """Shuffled batches to learn from, with checks that only training asks for."""
+    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.images import ImageBatches
 
     if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
@@ -253,12 +272,15 @@ def training_batches(
         batch_size=int(batch_size),
         generator=generator,
         num_data=num_data,
+        processes=processes,
     )
-    if isinstance(found, ArrayBatches | ImageBatches):
+    if isinstance(found, ArrayBatches | ImageBatches | DiskBatches):
         if num_data not in (None, found.num_data):
             unit = model.likelihood.unit
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
-        check_training_rows(model, found.y, found.y.shape[0], batch_size)
+        y = found.first_targets() if isinstance(found, DiskBatches) else found.y
+        rows = found.num_data if isinstance(found, DiskBatches) else y.shape[0]
+        check_training_rows(model, y, rows, batch_size)
     elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
         unit = model.likelihood.unit
         raise ValueError(f"training data: say num_data, how many {unit} the loader's data set has")
@@ -282,17 +304,18 @@ def check_training_rows(model: "UDN", y: Tensor, rows: int, batch_size: int) -> 
 def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
     """Run a few rows of each set through the layers: shapes fail here, not in mid-training."""
     from unbounded.predictive import evaluating
-    from unbounded.steps.images import ImageBatches
+    from unbounded.steps.streams import StreamBatches
 
     with evaluating(model), torch.no_grad():
         for data in sets:
-            if isinstance(data, ArrayBatches | ImageBatches):
+            if not isinstance(data, LoaderBatches | StreamBatches):
                 x, y, _ = data.head(2)
                 model.likelihood.check_outputs(model(x), y)
 
 
 def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
     """A ValueError unless there are rows for each process; loaders learn who reads with them."""
+    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.streams import StreamBatches
 
     if processes.size == 1:
@@ -302,12 +325,13 @@ def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batc
             data.join(processes, name)
         elif isinstance(data, StreamBatches):
             raise ValueError(
-                f"{name} data: a Stream does not go with several processes, each of which "
-                "takes its part of every batch: give arrays, ImageData or a DataLoader"
+                f"{name} data: a Stream does not go with several processes, each of which takes "
+                "its part of every batch: give arrays, ImageData, DiskData or a DataLoader"
             )
-    if isinstance(sets["training"], LoaderBatches):
+    training = sets["training"]
+    if isinstance(training, LoaderBatches | StreamBatches):  # each process reads its own
         return
-    rows = sets["training"].y.shape[0]  # type: ignore[union-attr]
+    rows = training.num_data if isinstance(training, DiskBatches) else training.y.shape[0]
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")
     if batch_size < processes.size:

@@ -1,5 +1,6 @@
 """Optimisers with one group each for hidden layers, heads and depth."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,3 +82,17 @@ def make_optimizer(
         for group in groups:
             group.pop("weight_decay", None)
     return kind(groups, lr=lr, **options)  # type: ignore[call-arg]
+
+
+def optimizer_kind(given: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of an optimiser and its arguments from a class or a partial of one."""
+    if given is None:
+        return torch.optim.Adam, {}
+    if isinstance(given, partial) and not given.args:
+        return given.func, dict(given.keywords)  # type: ignore[return-value]
+    if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+        return given, {}
+    raise TypeError(
+        "optimizer must be a torch.optim class, a functools.partial of one with keywords, or an "
+        f"optimiser for the one model, got {given!r}"
+    )

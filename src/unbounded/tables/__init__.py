@@ -26,3 +26,4 @@ from unbounded.tables.target import RULE as RULE
 from unbounded.tables.target import TASKS as TASKS
 from unbounded.tables.target import Target as Target
 from unbounded.tables.target import infer_target as infer_target
+from unbounded.tables.workers import BatchPredictor as BatchPredictor

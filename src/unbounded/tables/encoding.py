@@ -74,23 +74,33 @@ class Store:
     ) -> "Store":
         """Read, chunk by chunk."""
         store = cls(columns, target)
-        names = [column.name for column in store.columns]
-        names += [] if target is None else [target.name]
-        for start, frame in table.chunks(names, progress=progress):
+        for start, frame in table.chunks(store.names, progress=progress):
             keep: Any = slice(None)
+            y = None
             if target is not None:
                 y = target.read(frame[target.name], start)
                 keep = ~np.isnan(y)
-                store._target_parts.append(y[keep])
-            for column in store.columns:
-                values: Any = parse(column, frame[column.name], start)
-                if isinstance(values, Coded):
-                    known = store._levels[column.name]
-                    ids = [known.setdefault(level, len(known)) for level in values.levels]
-                    # −1, missing, stays −1.
-                    values = np.array([*ids, -1], np.int32)[values.codes]
-                store._parts[column.name].append(values[keep])
+            store.add(start, frame, y, keep)
         return store
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the table that are read."""
+        names = [column.name for column in self.columns]
+        return names if self.target is None else [*names, self.target.name]
+
+    def add(self, start: int, frame: Any, y: Floats | None, keep: Any) -> None:
+        """Take in the rows of a chunk that `keep` chooses, with the targets `y` of all of them."""
+        if y is not None:
+            self._target_parts.append(y[keep])
+        for column in self.columns:
+            values: Any = parse(column, frame[column.name], start)
+            if isinstance(values, Coded):
+                known = self._levels[column.name]
+                ids = [known.setdefault(level, len(known)) for level in values.levels]
+                # −1, missing, stays −1.
+                values = np.array([*ids, -1], np.int32)[values.codes]
+            self._parts[column.name].append(values[keep])
 
     @property
     def y(self) -> Floats:

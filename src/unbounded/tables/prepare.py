@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,11 @@ from unbounded.tables.target import TASKS, Target, infer_target
 from unbounded.tables.text import count_of, progress_bar
 from unbounded.tables.values import Floats
 
+if TYPE_CHECKING:
+    from unbounded.tables.streaming import SpooledRows
+
+STREAM_CELLS = 100_000_000
+"""Cells (rows × columns) above which a table is not held in memory: it would take about 5 GB."""
 MIN_ROWS = 10
 """A table with fewer targets than this is refused."""
 
@@ -38,6 +43,8 @@ class PreparedTable:
         train: the rows to learn from.
         held_out: the rows to score on; there may be none.
         giveaways: columns that tell the target all by themselves.
+        on_disk: where the rows to learn from are, if the table is larger than memory should hold;
+            `y` and `train` are then those of a sample of them.
     """
 
     table: Table
@@ -47,6 +54,24 @@ class PreparedTable:
     train: Examples
     held_out: Examples
     giveaways: tuple[str, ...] = ()
+    on_disk: "SpooledRows | None" = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows have a target."""
+        return len(self.y) if self.on_disk is None else self.on_disk.num_targets
+
+    @property
+    def num_train(self) -> int:
+        """How many rows are learnt from, those that choose the best epoch counted in."""
+        return len(self.train.y) if self.on_disk is None else self.on_disk.num_rows
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest target."""
+        if self.on_disk is not None:
+            return self.on_disk.bounds
+        return float(self.y.min()), float(self.y.max())
 
     @property
     def notes(self) -> list[str]:
@@ -72,9 +97,13 @@ def prepare(
     drop: Sequence[str] = (),
     category: Sequence[str] = (),
     keep: Sequence[str] = (),
+    stream: bool | None = None,
     progress: bool = False,
 ) -> PreparedTable:
     """Understand, split and encode a table, in two passes over it; see `TableModel.fit`.
+
+    A table of more than `STREAM_CELLS` cells (or any, by `stream=True`) is read in three passes and
+    encoded onto the disk: `unbounded.tables.streaming`.
 
     Raises:
         TableError: if nothing can be learnt from the table.
@@ -109,6 +138,12 @@ def prepare(
         p.column(category=name in lists["category"], keep=name in lists["keep"])
         for name, p in profiles.items()
     ]
+    if stream or (stream is None and target_profile.rows * len(names) > STREAM_CELLS):
+        from unbounded.tables.streaming import Split, prepare_on_disk
+
+        rows = Split.of(target_profile.present, held_out, max_rows, seed)
+        bounds = (target_profile.low, target_profile.high)
+        return prepare_on_disk(table, found, columns, rows, bounds, progress)
     with progress_bar(progress, "encoding", target_profile.rows) as count:
         store = Store.of(table, columns, found, count)
     train, test = _split(store.y, found, held_out, max_rows, seed)

@@ -12,7 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from unbounded.steps.disk_files import parquet_files
 from unbounded.tables import lines, sniff
+from unbounded.tables.arrow import NO_VALUE as NO_VALUE
+from unbounded.tables.arrow import arrow_texts as arrow_texts
+from unbounded.tables.arrow import check_size, frame_to_arrow, from_arrow, text_types
+from unbounded.tables.arrow import is_text as is_text
+from unbounded.tables.arrow import pandas as pandas
 from unbounded.tables.text import TableError as TableError
 from unbounded.tables.text import blanks_before_quotes, closest
 
@@ -27,8 +33,6 @@ MISSING = (
 
 STREAM = Path("standard input")  # what errors call a stream
 
-NO_VALUE = "…"  # what stands for a value that is neither number nor text nor date
-
 _CELLS = 1_500_000  # cells a chunk, about: what bounds the memory of everything that streams
 
 
@@ -39,26 +43,15 @@ class Chunk(NamedTuple):
     frame: Any  # a pandas frame; text is stripped, what stands for missing is missing
 
 
-def pandas() -> Any:
-    """The package pandas, or an error that says how to get it."""
-    try:
-        import pandas as module
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise TableError(
-            f"tables need the package {error.name}: pip install 'unbounded[tables]'"
-        ) from None
-    return module
-
-
 class Table:
     """Rows with named columns, from a file or a frame. Opening a file reads its header alone.
 
     Args:
-        source: the path of a CSV, TSV or Parquet file, plain or gzipped, or a pandas or polars
-            frame. What a file is follows from its content; of its name, only the endings .tsv
-            and .tab count (tabs). A stream of bytes, such as standard input, is copied to a
-            temporary file first: tables are read more than once.
+        source: the path of a CSV, TSV or Parquet file, plain or gzipped, or of a folder of Parquet
+            files with the same columns; or a pandas or polars frame. What a file is follows from
+            its content; of its name, only the endings .tsv and .tab count (tabs). A stream of
+            bytes, such as standard input, is copied to a temporary file first: tables are read
+            more than once.
         delimiter: between the fields; by default the one that the header uses most.
         encoding: of the text; UTF-8 (or UTF-16 with its mark) by default.
         missing: texts that stand for a missing value, besides `MISSING`.
@@ -89,6 +82,7 @@ class Table:
         self.is_parquet = self.is_gzip = False
         self._arrow: Any = None  # the frame's rows
         self._types: dict[str, Any] = {}  # of a Parquet file's columns
+        self._files: list[Table] = []  # of a folder
         self._identity: tuple[int, ...] | None = None  # of the file that was opened first
         if isinstance(source, str | Path) or hasattr(source, "read"):
             self.path = self._bytes = Path(source) if isinstance(source, str | Path) else STREAM
@@ -103,7 +97,7 @@ class Table:
             self.names = self._open_file(delimiter, encoding)
         else:
             self.label, self.name = "the frame", "a frame"
-            self._arrow = _frame_to_arrow(source)
+            self._arrow = frame_to_arrow(source)
             self.num_rows = self._arrow.num_rows
             self.names = list(self._arrow.column_names)
         _check_names(self.label, self.names)
@@ -113,7 +107,7 @@ class Table:
         if not self._bytes.exists():
             raise TableError(f"there is no file {self.path}")
         if self._bytes.is_dir():
-            raise TableError(f"{self.path} is a folder, a table was expected")
+            return self._open_folder()
         with self._open() as (file, self.is_gzip), _damaged(self.path):
             sample = file.read(sniff.SAMPLE)
         self.is_parquet = sample[:4] == b"PAR1"
@@ -128,6 +122,29 @@ class Table:
         self.delimiter = delimiter or sniff.delimiter(self.path, text)
         with self._rows() as rows:
             return sniff.column_names(self.path, rows.header, self.delimiter)
+
+    def _open_folder(self) -> list[str]:
+        """The Parquet files of a folder, one after another by name."""
+        try:
+            paths = parquet_files(self.path)
+        except ValueError:
+            empty = f"{self.path} is a folder without .parquet files"
+            raise TableError(f"{empty}, a table was expected") from None
+        self._files = [Table(path) for path in paths]
+        first, self.is_parquet = self._files[0], True
+        for table in self._files:
+            if not table.is_parquet:
+                raise TableError(f"{table.path} is no Parquet file, as those of a folder should be")
+            for name in {*first.names, *table.names}:
+                kinds = first._types.get(name), table._types.get(name)
+                if kinds[0] != kinds[1]:
+                    told = [str(kind) if kind is not None else "not there" for kind in kinds]
+                    raise TableError(
+                        f"the column {name!r} is {told[0]} in {first.path} and {told[1]} in "
+                        f"{table.path}: the files of a folder need the same columns"
+                    )
+        self.num_rows = sum(table.num_rows or 0 for table in self._files)
+        return first.names
 
     def check_names(self, names: Sequence[str], option: str = "") -> None:
         """A TableError, after the option that gave these names, if a column is not there."""
@@ -178,6 +195,10 @@ class Table:
     def _frames(
         self, names: Sequence[str], rows: int, raw: Sequence[str]
     ) -> Iterator[tuple[Any, dict[str, Any]]]:
+        for table in self._files:
+            yield from table._frames(names, rows, raw)
+        if self._files:
+            return
         both = list(dict.fromkeys([*names, *raw]))
         if self._arrow is None and not self.is_parquet:
             for frame in self._text_frames(both, rows, not raw or self._blanks_are_skipped()):
@@ -189,14 +210,14 @@ class Table:
             batches = self._parquet_batches(both, rows)
         for batch in batches:
             kept = {name: self._as_written(name, batch.column(name)) for name in raw}
-            yield _from_arrow(batch.select(names)), kept
+            yield from_arrow(batch.select(names)), kept
 
     def _as_written(self, name: str, column: Any) -> Any:
         """A column with the type that the file says it has."""
         kind = self._types.get(name, column.type)
         if column.type == kind:
             return column
-        _check_size(name, column)
+        check_size(name, column)
         return column.cast(kind)
 
     def _blanks_are_skipped(self) -> bool:
@@ -260,7 +281,7 @@ class Table:
                 _check_parquet(self.path, opened.metadata, self._bytes.stat().st_size)
                 # Texts that repeat stay coded until their size is known.
                 self._types = {field.name: field.type for field in opened.schema_arrow}
-                coded = [name for name, kind in self._types.items() if kind in _texts()]
+                coded = [name for name, kind in self._types.items() if kind in text_types()]
                 opened = stack.enter_context(parquet.ParquetFile(file, read_dictionary=coded))
             yield opened
 
@@ -308,111 +329,12 @@ def _check_names(label: str, names: Sequence[str]) -> None:
         raise TableError(f"{label} has several columns of one name: {shown}")
 
 
-def _frame_to_arrow(frame: Any) -> Any:
-    """The rows of a pandas or polars frame as an Arrow table; mixed values become texts."""
-    import pyarrow
-
-    pd = pandas()
-    if hasattr(frame, "to_arrow"):  # polars
-        return frame.to_arrow()
-    if not isinstance(frame, pd.DataFrame):
-        raise TableError(
-            "a table is a path or a pandas or polars frame, "
-            f"got a value of type {type(frame).__name__}"
-        )
-    columns = []
-    for place in range(frame.shape[1]):
-        series = frame.iloc[:, place]
-        try:
-            columns.append(pyarrow.Array.from_pandas(series))
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # mixed values
-            texts = series.map(str, na_action="ignore")
-            columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
-    names = [str(name).strip() for name in frame.columns]
-    return pyarrow.Table.from_arrays(columns, names=names)
-
-
-def _from_arrow(batch: Any) -> Any:
-    """A pandas frame of numbers, booleans, text and dates; what is none of these is NO_VALUE."""
-    import pyarrow
-    from pyarrow import compute, types
-
-    pd = pandas()
-    # pandas' own type of text from version 3, strings in Arrow's layout before.
-    text = "str" if int(pd.__version__.split(".")[0]) >= 3 else "string"
-    texts = _texts()
-    columns = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if types.is_dictionary(column.type):
-            _check_size(name, column)
-            column = column.cast(column.type.value_type)
-        kind = column.type
-        if types.is_boolean(kind):
-            series = column.to_pandas().astype("boolean")
-        elif types.is_decimal(kind):
-            series = _decimal_texts(column).astype(text)
-        elif types.is_integer(kind) and kind.bit_width == 64:  # more digits than a double has
-            whole = "UInt64" if types.is_unsigned_integer(kind) else "Int64"
-            series = pd.Series(pd.array(column.to_pandas(integer_object_nulls=True), dtype=whole))
-        elif types.is_integer(kind) or types.is_floating(kind):
-            series = column.cast(pyarrow.float64(), safe=False).to_pandas()
-        elif types.is_duration(kind) or types.is_time(kind):
-            unit = pyarrow.duration("ns") if types.is_duration(kind) else pyarrow.time64("ns")
-            if types.is_duration(kind) and kind.unit != "ns":  # its range is the larger one
-                unit = pyarrow.duration("us")
-            ticks = column.cast(unit, safe=False).cast(pyarrow.int64())
-            series = ticks.cast(pyarrow.float64(), safe=False).to_pandas()
-            series = series / 1000 if unit.unit == "ns" else series  # microseconds
-        elif types.is_date(kind):
-            series = column.cast(pyarrow.date32()).cast(pyarrow.string()).to_pandas().astype(text)
-        elif types.is_timestamp(kind):
-            unit = "ns" if kind.unit == "ns" else "us"
-            series = column.cast(pyarrow.timestamp(unit), safe=False).to_pandas()
-        elif kind in texts or types.is_null(kind):
-            series = column.cast(pyarrow.string()).to_pandas().astype(text)
-        else:  # nested or binary: there, or missing
-            there = compute.if_else(compute.is_valid(column), NO_VALUE, None)
-            series = there.cast(pyarrow.string()).to_pandas().astype(text)
-        columns[name] = series.set_axis(range(len(series)))
-    return pd.DataFrame(columns)
-
-
-def _texts() -> tuple[Any, ...]:
-    """Arrow's types of text."""
-    import pyarrow
-
-    return (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
-
-
 def _check_parquet(path: Path, metadata: Any, packed: int) -> None:
     """An error if a Parquet file unpacks to more than `lines.max_unpacked`; a cell is a byte."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     size = sum(max(group.total_byte_size, group.num_rows * group.num_columns) for group in groups)
     size = max(size, metadata.num_rows * metadata.num_columns)
     lines.check_unpacked(path, size, lines.max_unpacked(packed))
-
-
-def _check_size(name: str, column: Any) -> None:
-    """An error if the texts of a chunk, coded as a dictionary, are too large when written out."""
-    from pyarrow import compute
-
-    if column.type.value_type not in _texts():
-        return
-    lengths = compute.binary_length(column.dictionary)
-    size = compute.sum(lengths.take(column.indices)).as_py() or 0
-    if size > lines.MAX_UNPACKED:
-        raise TableError(
-            f"column {name!r} holds {size / 2**30:.3g} GiB of text in {len(column):,} rows: "
-            "leave it out of the file"
-        )
-
-
-def _decimal_texts(column: Any) -> Any:
-    """Decimals with all the digits of their type: 1.10 in a column of two places."""
-    coded = column.dictionary_encode()
-    texts = [format(value, "f") for value in coded.dictionary.to_pylist()]
-    codes = coded.indices.to_pandas().astype("Int64")
-    return codes.map(dict(enumerate(texts)), na_action="ignore")
 
 
 @contextmanager
@@ -426,19 +348,6 @@ def _damaged(path: Path) -> Iterator[None]:
         raise TableError(f"{path} is damaged: {_line(error)}") from None
     except UnicodeDecodeError as error:
         raise TableError(sniff.not_text(path, error.encoding, error)) from None
-
-
-def arrow_texts(series: Any) -> Any:
-    """A column of texts as one Arrow array."""
-    import pyarrow
-
-    texts = pyarrow.array(series, pyarrow.string(), from_pandas=True)
-    return texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts
-
-
-def is_text(series: Any) -> bool:
-    """Whether a column holds text."""
-    return bool(pandas().api.types.is_string_dtype(series.dtype))
 
 
 def _line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from unbounded.engines.averages import AveragedModel as AveragedModel
 from unbounded.steps.depth_rules import DepthRule as DepthRule
 from unbounded.steps.depth_rules import RateAscent as RateAscent
+from unbounded.steps.disk import DiskData as DiskData
 from unbounded.steps.held_out import HeldOutAscent as HeldOutAscent
 from unbounded.steps.images import Augment as Augment
 from unbounded.steps.images import ImageData as ImageData

@@ -19,6 +19,7 @@ from unbounded.files import PARTS
 from unbounded.growth import unwrapped
 from unbounded.schema import FileError
 from unbounded.steps.batches import as_tensor
+from unbounded.steps.disk import DiskData
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.streams import Stream
@@ -239,6 +240,8 @@ def _describe_data(item: Any, several: bool) -> dict[str, Any]:
     if isinstance(item, ImageData):
         found = {"x": _array(item.x), "y": _array(item.y)}
         return found | {name: describe(getattr(item, name)) for name in ("mean", "std", "augment")}
+    if isinstance(item, DiskData):
+        return item.describe()
     if isinstance(item, DataLoader):
         held = getattr(item.dataset, "tensors", None)  # of a TensorDataset
         kinds = {

@@ -13,12 +13,14 @@ from unbounded.engines.base import Birth, TrainingTask, refuse
 from unbounded.engines.stacked.alike import not_taken
 from unbounded.model import UDN
 from unbounded.parallel import ALONE, Processes
+from unbounded.steps.disk import DiskData
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
 from unbounded.training.callbacks import Callback
-from unbounded.training.fingerprint import check_words
+from unbounded.training.fingerprint import check_words, describe
 from unbounded.training.history import History
+from unbounded.training.shared import check_parts, deal, shares_models, train_apart
 from unbounded.training.trainer import FitResult, Trainer
 
 T = TypeVar("T")
@@ -53,9 +55,9 @@ def fit(
 
     Main args:
         model: trained in place, on its device; or a list of models, each as if it were alone.
-            Under torchrun the processes share the rows of each batch: docs/scaling.md.
-        x: inputs `(rows, …)` as a tensor, array, frame or parts of these; or (x, y), `ImageData`, a
-            `Stream`, or a DataLoader of (x, y) pairs; a list of these for several models.
+            Under torchrun the processes share the rows of each batch, or models: docs/scaling.md.
+        x: inputs `(rows, …)` as a tensor, array, frame or parts of these; or (x, y), `ImageData`,
+            `DiskData`, a `Stream`, or a DataLoader of (x, y) pairs; a list for several models.
         y: targets `(rows, …)`; only with inputs alone.
         validation: as `x` with `y`. With it the best epoch is restored at the end (`select`).
         weights: how often each training row counts, `(rows,)`.
@@ -106,8 +108,49 @@ def fit(
     written = {"checkpoint": checkpoint, "resume": resume, "resume_despite": words}
     run = {"progress": progress, "epochs": int(epochs), **written}
     chosen = {"engine": engine, "patience": patience, "callbacks": list(callbacks), "lone": lone}
-    results = _in_chunks(models, task, chosen, run)
+    results = _train(models, task, chosen, run)
     return results[0] if lone else results
+
+
+def _train(
+    models: Sequence[UDN],
+    task: partial[TrainingTask],
+    chosen: dict[str, Any],
+    run: dict[str, Any],
+) -> list[FitResult]:
+    """In this process with its peers, or each process with models of its own."""
+    if not chosen["lone"] and shares_models(models, chosen["engine"], task.keywords["processes"]):
+        return _apart(models, task, chosen, run)
+    return _in_chunks(models, task, chosen, run, _chunks(models, task.keywords["options"].chunk))
+
+
+def _apart(
+    models: Sequence[UDN],
+    task: partial[TrainingTask],
+    chosen: dict[str, Any],
+    run: dict[str, Any],
+) -> list[FitResult]:
+    """The models divided among the processes."""
+    processes: Processes = task.keywords["processes"]
+    parts = deal(len(models), task.keywords["options"].chunk, processes.size)
+    path = run["checkpoint"]
+    if not processes.is_first:  # one bar, of the first one's models
+        run = {**run, "progress": False}
+    alone = partial(task.func, *task.args, **{**task.keywords, "processes": ALONE})
+
+    def train() -> dict[int, FitResult]:
+        found: dict[int, FitResult] = {}
+        if path is not None and run["resume"]:
+            check_parts(Path(path), len(parts))
+        for number in range(processes.rank, len(parts), processes.size):
+            own = {**run, "checkpoint": _numbered(path, number, len(parts))}
+            results = _in_chunks(models, alone, chosen, own, [parts[number]])
+            found |= {index: results[index] for index in parts[number]}
+        return found
+
+    described = {"models": len(models), "epochs": run["epochs"], "resume": run["resume"]}
+    described |= {name: describe(task.keywords[name]) for name in ("batch_size", "lr", "seed")}
+    return train_apart([uncompiled(model) for model in models], processes, described, train)
 
 
 def _in_chunks(
@@ -115,11 +158,12 @@ def _in_chunks(
     task: partial[TrainingTask],
     chosen: dict[str, Any],
     run: dict[str, Any],
+    parts: Sequence[Sequence[int]],
 ) -> list[FitResult]:
-    """One trainer after another, each with some of the models."""
-    results: dict[int, FitResult] = {}
+    """One trainer after another, each with some of the models; the others are not touched."""
+    untouched = FitResult(History(), 0, None, {}, "interrupted", 0.0, None)
+    results: dict[int, FitResult] = dict.fromkeys(range(len(models)), untouched)
     processes: Processes = task.keywords["processes"]
-    parts = _chunks(models, task.keywords["options"].chunk)
     for number, part in enumerate(parts):
         engine = chosen["engine"] or _default_engine(models, task.keywords["data"], processes)
         with processes.agreeing():
@@ -130,8 +174,6 @@ def _in_chunks(
         found = trainer.run(**{**run, "checkpoint": path})
         results |= dict(zip(part, found, strict=True))
         if any(result.stopped == "interrupted" for result in found):
-            untouched = FitResult(History(), 0, None, {}, "interrupted", 0.0, None)
-            results = dict.fromkeys(range(len(models)), untouched) | results
             break
     return [results[index] for index in range(len(models))]
 
@@ -210,7 +252,8 @@ def _data_of(name: str) -> str:
 def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> Engine:
     if processes.size > 1:
         return Eager()
-    if len(models) > 1:
+    given = data if isinstance(data, list) else [data]
+    if len(models) > 1 and not any(isinstance(one, DiskData) for one in given):
         return Stacked() if not_taken(uncompiled(models[0])) is None else Eager()
     if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
         return Graphs()

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from unbounded import growth
 from unbounded.engines.base import VALIDATION, Birth, Engine, Row, TrainingTask, refuse
 from unbounded.engines.capture import Runner
-from unbounded.engines.eager import optimizer_kind
 from unbounded.engines.stacked.alike import check_models
 from unbounded.engines.stacked.computation import Computation
 from unbounded.engines.stacked.data import MemberData, MemberOrders, gather
@@ -27,6 +26,7 @@ from unbounded.layers.base import is_plain
 from unbounded.layers.stacks import ParameterBlock, unpack_into, untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
+from unbounded.steps.optimizers import optimizer_kind
 from unbounded.steps.scoring import ERRORS, finished
 from unbounded.steps.step import NonFiniteError
 
