@@ -1,6 +1,6 @@
 """Fitted models that are ready to predict: frozen, in double precision, and kept between calls.
 
-Freezing copies the weights, which takes ten times as long as the prediction of a row. So a copy
+Freezing copies the weights, which takes several times as long as the prediction of a row. So a copy
 is kept as long as its model stays as it is. It is kept beside the model and not within: a
 prediction changes no estimator, and pickles and files do not carry it.
 """
