@@ -355,7 +355,7 @@ def table() -> list:
 
 def apart(folder: Path) -> dict:
     """What is done with many models, and with rows on disk."""
-    found = {"members": members(), "disk": from_disk(folder)}
+    found = {"members": members(chunk=1), "disk": from_disk(folder)}
     found |= {"ensemble": torch.from_numpy(ensemble()), "table": table()}
     path = {"checkpoint": folder / "members.checkpoint"}
     members(**path, epochs=2)

@@ -217,18 +217,20 @@ def test_alone_nothing_is_asked(monkeypatch):
 
 
 def test_processes_divide_models_and_rows_on_disk(tmp_path):
-    """Three models among two processes are those of one process, bit for bit; rows come once."""
+    """Three models among two processes are those of one process; rows come once.
+
+    Bit for bit where each is trained by itself: sums of a stack are rounded by who is in it.
+    """
     ended = run(variables(2), "apart", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "apart.pt", weights_only=False)
-    alone = several.members()
-    assert apart(alone, found["members"]) == 0
-    assert apart(alone, found["cut"]) == 0
+    assert apart(several.members(chunk=1), found["members"]) == 0
+    assert apart(several.members(), found["cut"]) <= 1e-10
     assert {p.name for p in tmp_path.glob("members*")} == {
         "members-1of2.checkpoint",
         "members-2of2.checkpoint",
     }
-    assert apart(torch.from_numpy(several.ensemble()), found["ensemble"]) == 0
+    assert apart(torch.from_numpy(several.ensemble()), found["ensemble"]) <= 1e-6
     assert found["table"][0] == found["table"][1]
     disk = found["disk"]
     assert apart(disk["whole"], disk["cut"]) == 0
