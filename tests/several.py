@@ -90,6 +90,8 @@ OPTIONS = {
 }
 
 
+SHORT = {"epochs": 4, "batch_size": 45}
+
 OWN = ("dropout", "batch_norm")
 """What depends on which rows a process has: masks, and the statistics of its rows."""
 
@@ -138,13 +140,14 @@ def whole_state(one) -> dict[str, torch.Tensor]:
 
 
 class Signal(Callback):
-    """The second process gets a signal in the middle of an epoch, at the first attempt."""
+    """The second process gets a signal in the middle of an epoch, at one of its attempts."""
 
-    def __init__(self, number, step=15):
-        self.number, self.step = number, step
+    def __init__(self, number, step=15, attempt=0):
+        self.number, self.step, self.attempt = number, step, attempt
 
     def on_fit_start(self, trainer):
-        if trainer.processes.rank != 1 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        if trainer.processes.rank != 1 or attempt != self.attempt:
             return
         step, count = trainer.engine.step, [0]
 
@@ -388,6 +391,9 @@ def main(scenario: str, folder: Path) -> None:
         path = folder / "run.checkpoint"
         options = {"checkpoint": path, "checkpoint_every": 1, "resume": True}
         found["plain"] = train("plain", callbacks=[Signal(signal.SIGKILL)], **options)
+        # And once more, with layers in shards.
+        options |= {"checkpoint": folder / "shards.checkpoint", "shard": True, **SHORT}
+        found["shards"] = train("plain", callbacks=[Signal(signal.SIGKILL, 5, 1)], **options)
     if parallel.rank() == 0:
         torch.save(found, folder / f"{scenario}.pt")
 

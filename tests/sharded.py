@@ -253,10 +253,6 @@ class Full(Callback):
         raise OSError("no space left")
 
 
-def elastic_run(shard: bool, **more) -> dict:
-    return train("plain", epochs=4, shard=shard, batch_size=45, **more)
-
-
 class Hang(Callback):
     """The second process goes silent in the middle of an epoch."""
 
@@ -301,10 +297,6 @@ def main(scenario: str, folder: Path) -> None:
         found = {name: run(name, True) for name in FOUR}
         path = folder / "half.checkpoint"  # what two have begun
         found["half"] = run("rate", True, checkpoint=path, resume=True)
-    if scenario == "elastic":
-        options = {"checkpoint": folder / "run.checkpoint", "checkpoint_every": 1, "resume": True}
-        killed = several.Signal(signal.SIGKILL, 5)
-        found["plain"] = elastic_run(True, callbacks=[killed], **options)
     if scenario == "hang":
         hang(folder, False)
     if scenario == "hang_shards":

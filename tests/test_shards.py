@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sharded
-from test_processes import HERE, apart, environment, variables
+from test_processes import HERE, apart, variables
 from unbounded.network import WHOLE
 from unbounded.schema import FileError
 
@@ -105,22 +105,6 @@ def test_a_peer_that_hangs(tmp_path):
         assert words.startswith("ProcessError: ")
         assert "\n" not in words
         assert seconds < 15
-
-
-def test_a_killed_process_is_started_again(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
-    ended = subprocess.run(
-        [*command, str(HERE / "sharded.py"), "elastic", str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "-9" in ended.stderr  # one was killed
-    found = torch.load(tmp_path / "elastic.pt", weights_only=False)
-    assert apart(sharded.elastic_run(False), found["plain"]) <= 1e-10
 
 
 def test_alone_nothing_is_spread():
