@@ -39,7 +39,7 @@ def test_the_rate_of_a_depth():
 
 
 def test_the_work_of_several_processes(capsys):
-    processes.work(argparse.Namespace(steps=2, width=8, rows=32, depth=3))
+    processes.work(argparse.Namespace(steps=2, width=8, rows=32, depth=3, shard=False))
     found = json.loads(capsys.readouterr().out.removeprefix("RESULT "))
     assert found["wall"] > 0
     assert found["sent"] == 0  # to nobody

@@ -151,7 +151,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
 
     def _begin(self, labels: Array) -> None:
         """Take from the first targets which classes, or how many labels, there are."""
-        self._num_labels: int | None = labels.shape[1] if labels.ndim == 2 else None
+        self._num_labels = labels.shape[1] if labels.ndim == 2 else None
         self.classes_ = np.unique(labels) if labels.ndim == 1 else np.arange(labels.shape[1])
 
     def _coded(self, y: Array) -> Array:

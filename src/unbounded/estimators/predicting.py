@@ -24,6 +24,7 @@ class Predictor:
     members_: list[UDN]
     input_scaling_: Scaling
     encoding_: Encoding | None = None
+    _num_labels: int | None = None  # of targets that have several; None: a class or a number
     standardize: bool
     n_features_in_: int
     _needed: ClassVar[tuple[str, str, str]]  # of a prediction: attribute, what it is, from what
