@@ -160,6 +160,7 @@ def test_log_ticks_cover_the_range() -> None:
         (1e-6, "10⁻⁶"),
         (math.nan, "–"),
         (0.0, "0"),
+        (-0.0, "0"),
     ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:

@@ -74,6 +74,7 @@ def number(value: float, digits: int = 3) -> str:
     """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    value += 0.0  # −0 is 0
     size = abs(value)
     if size >= 1e15 or 0 < size < 1e-4:
         mantissa, power = f"{value:.{max(0, digits - 1)}e}".split("e")
