@@ -107,18 +107,18 @@ def test_a_bend_that_is_there_is_found_and_one_that_is_not_is_rare():
     assert np.abs(np.interp(at, *bend) - 0.6 * at).max() < 0.25
     alarms = [find_bend(*noisy(300, seed, 0.0), np.ones(300)) for seed in range(60)]
     assert sum(bend is not None for bend in alarms) <= 4
-    assert find_bend(means[:60], z[:60], np.ones(60)) is None  # too few rows to tell
+    assert find_bend(means[:180], z[:180], np.ones(180)) is None  # too few rows to tell
     assert find_bend(np.zeros(400), z[:400], np.ones(400)) is None  # one mean has no trend
 
 
 def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(2000, 3)).astype(np.float32)
+    X = rng.normal(size=(2400, 3)).astype(np.float32)
     size = np.exp(0.8 * X[:, 0] + 0.4 * X[:, 1])
     y = size * (1 + 0.25 * rng.normal(size=len(X)))
-    model = UDNRegressor(random_state=0, quality="fast").fit(X[:1200], y[:1200])
-    plain = UDNRegressor(random_state=0, quality="fast", calibrate=False).fit(X[:1200], y[:1200])
-    X, y = X[1200:], y[1200:]
+    model = UDNRegressor(random_state=0, quality="fast").fit(X[:1600], y[:1600])
+    plain = UDNRegressor(random_state=0, quality="fast", calibrate=False).fit(X[:1600], y[:1600])
+    X, y = X[1600:], y[1600:]
     assert np.array_equal(model.predict(X), plain.predict(X))  # the mean is what it was
     groups = np.array_split(np.argsort(model.predict(X)), 4)
 
