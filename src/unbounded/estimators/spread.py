@@ -11,7 +11,7 @@ _ROWS_A_KNOT = 40
 _KNOTS = 2, 8
 _FOLDS = 5
 _STEP = 0.5  # standard deviation of f from one knot to the next, before anything is known
-_LARGEST = 2.0  # |f| at most: e² times as much noise, or as little
+_LARGEST = 2.0  # of f about a constant, at most: e² times as much noise, or as little
 
 
 class Bend(NamedTuple):
@@ -39,7 +39,10 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         weights: how often each counts, `(rows,)`.
         seed: of the five parts.
     """
-    count = int(np.clip(len(means) // _ROWS_A_KNOT, 0, _KNOTS[1]))
+    total = weights.sum()
+    # A few rows that outweigh all others say no more than a few rows do.
+    rows = min(total**2 / (weights @ weights), total, len(means))
+    count = int(np.clip(rows // _ROWS_A_KNOT, 0, _KNOTS[1]))
     if count < _KNOTS[0]:
         return None
     knots = np.unique(np.quantile(means, (np.arange(count) + 0.5) / count))
@@ -53,12 +56,14 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         f = basis[out] @ _fitted(basis[there], z[there], weights[there])
         constant = _fitted(np.ones((there.sum(), 1)), z[there], weights[there])[0]
         gain[out] = _log_density(z[out], f) - _log_density(z[out], constant)
-    total = weights.sum()
     mean = weights @ gain / total
-    error = np.sqrt(weights @ (gain - mean) ** 2 / total / max(len(gain) - 1, 1))
+    error = np.sqrt(weights @ (gain - mean) ** 2 / total / (rows - 1))
     if not mean > error:
         return None
-    return Bend(knots, np.clip(_fitted(basis, z, weights), -_LARGEST, _LARGEST))
+    # About a constant: noise that is too large or small as a whole is not what bounds f.
+    constant = _fitted(np.ones((len(z), 1)), z, weights)[0]
+    change = _fitted(basis, z, weights) - constant
+    return Bend(knots, constant + np.clip(change, -_LARGEST, _LARGEST))
 
 
 def _log_density(z: Floats, f: Floats | float) -> Floats:
