@@ -15,6 +15,7 @@ from sklearn.datasets import make_friedman1
 from unbounded import UDNRegressor
 from unbounded.estimators import frames, prepared
 from unbounded.estimators.prepared import Prepared
+from unbounded.likelihoods import FixedNoise, Gaussian, InputNoise
 
 SHORT = {"epochs": 3, "width": 8, "random_state": 0}
 
@@ -141,3 +142,13 @@ def test_frames_as_expected_need_no_further_checks(friedman, library, monkeypatc
         model.predict(frame[names[::-1]])
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[names[:5]])
+
+
+@pytest.mark.parametrize(("noise", "name"), [(FixedNoise(), "scale"), (InputNoise(), "floor")])
+def test_numbers_that_are_no_tensors_are_watched(friedman, noise, name):
+    X, y = friedman
+    model = UDNRegressor(**SHORT, likelihood=Gaussian(noise)).fit(X, y)
+    _, before = model.predict(X, return_std=True)
+    setattr(model.model_.likelihood.noise, name, 3.0)
+    _, after = model.predict(X, return_std=True)
+    assert (after > before + 0.5).all()

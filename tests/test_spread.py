@@ -111,6 +111,23 @@ def test_a_bend_that_is_there_is_found_and_one_that_is_not_is_rare():
     assert find_bend(np.zeros(400), z[:400], np.ones(400)) is None  # one mean has no trend
 
 
+def test_noise_that_is_too_large_as_a_whole_bends_alike():
+    means, z = noisy(3000, 0, 1.0)
+    ones = np.ones(len(z))
+    bend, small = find_bend(means, z, ones), find_bend(means, z / 50, ones)
+    np.testing.assert_allclose(small.values, bend.values, atol=1e-5)  # s has the level
+    assert np.ptp(bend.values) > 0.5
+
+
+def test_rows_that_weigh_nothing_bend_nothing():
+    means, z = noisy(300, 0, 1.0)
+    assert find_bend(means, z, np.ones(300)) is not None
+    heavy = np.ones(300)
+    heavy[:3] = 1e12
+    assert find_bend(means, z, heavy) is None  # three rows, by their weight
+    assert find_bend(means, z, np.full(300, 1e-6)) is None
+
+
 def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2400, 3)).astype(np.float32)

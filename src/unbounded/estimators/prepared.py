@@ -36,6 +36,13 @@ class Prepared:
         self._modules += [module for part in parts for module in part.modules()]
         watched = [_flat(t) for m in self._modules for t in _tensors(m) if _is_watched(t)]
         self._values = [(values, _direction[: len(values)]) for values in watched]
+        # Numbers that are no tensors, such as a fixed scale; not whether a module is in training.
+        self._numbers = [
+            (held, name)
+            for held in map(vars, self._modules)
+            for name, value in held.items()
+            if type(value) in _PLAIN and name != "training"
+        ]
         self._seen = self._look(model)
 
     @classmethod
@@ -66,12 +73,14 @@ class Prepared:
                     version = None if tensor.is_inference() else tensor._version
                     seen += (id(tensor), tensor.data_ptr(), version)
             seen += (len(module._forward_hooks), len(module._forward_pre_hooks))
-        # Those as well: a projection of all values on a fixed direction.
+        seen += [held.get(name) for held, name in self._numbers]
+        # What `.data` changes as well: a projection of all values on a fixed direction.
         seen += [values.dot(direction) for values, direction in self._values]
         return seen
 
 
 _known: WeakKeyDictionary[UDN, Prepared] = WeakKeyDictionary()
+_PLAIN = frozenset((bool, int, float))
 _LONGEST = 1 << 16  # values of a tensor that are looked at
 _direction = np.random.default_rng(0).standard_normal(_LONGEST).astype(np.float32)
 

@@ -12,7 +12,7 @@ _KNOTS = 4, 8  # fewer rows than for four do not tell a trend from a few large e
 _FOLDS, _DIVISIONS = 5, 3  # parts, and how often they are drawn
 _SURE = 2.0  # standard errors
 _STEP = 0.5  # standard deviation of f from one knot to the next, before anything is known
-_LARGEST = 2.0  # |f| at most: e² times as much noise, or as little
+_LARGEST = 2.0  # of f about a constant, at most: e² times as much noise, or as little
 
 
 class Bend(NamedTuple):
@@ -40,7 +40,10 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         weights: how often each counts, `(rows,)`.
         seed: of the five parts.
     """
-    count = int(np.clip(len(means) // _ROWS_A_KNOT, 0, _KNOTS[1]))
+    total = weights.sum()
+    # A few rows that outweigh all others say no more than a few rows do.
+    rows = min(total**2 / (weights @ weights), total, len(means))
+    count = int(np.clip(rows // _ROWS_A_KNOT, 0, _KNOTS[1]))
     if count < _KNOTS[0]:
         return None
     knots = np.unique(np.quantile(means, (np.arange(count) + 0.5) / count))
@@ -48,9 +51,8 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         return None
     basis = _basis(means, knots)
     gain = np.mean([_gains(basis, z, weights, seed + k) for k in range(_DIVISIONS)], 0)
-    total = weights.sum()
     mean = weights @ gain / total
-    error = np.sqrt(weights @ (gain - mean) ** 2 / total / max(len(gain) - 1, 1))
+    error = np.sqrt(weights @ (gain - mean) ** 2 / total / (rows - 1))
     if not mean > _SURE * error:
         return None
     values = _fitted(basis, z, weights)
