@@ -200,8 +200,8 @@ def evidence(log_prior: Tensor, log_lik: Tensor) -> Tensor:
 
 def _scale(log_lik: Tensor, num_data: float | Tensor, num_rows: Tensor | None) -> float | Tensor:
     """n/b: how often each row of the batch counts."""
-    if num_rows is not None:
-        return num_data / num_rows
+    if num_rows is not None:  # of none that count the sum is 0, which stays 0
+        return num_data / num_rows.clamp(min=1)
     scale = num_data / log_lik.shape[-1]
     return scale if isinstance(scale, Tensor) else float(scale)
 

@@ -11,7 +11,7 @@ from unbounded.frozen import Frozen
 from unbounded.layers.base import Layers, Stack
 from unbounded.layers.transformer import KeyValues, TransformerLayers
 from unbounded.likelihoods import Likelihood, Tokens
-from unbounded.predictive import evaluating
+from unbounded.predictive import evaluating, without_gradients
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
@@ -76,7 +76,8 @@ def generate(
         raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
     if int(length) != length or length < 1:
         raise ValueError(f"length must be an integer of at least 1, got {length!r}")
-    with evaluating(model), torch.inference_mode():
+    gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
+    with evaluating(model), gradless:
         writer = _Writer(model, prompt, int(length), sure)
         new, log_probs, depths = prompt.to(writer.device), [], []
         tokens = new

@@ -60,10 +60,7 @@ class Shards(Placement):
                     "does not go with shard=True: give it one axis, torch.zeros(1)"
                 )
             if is_sharded(parameter):
-                raise ValueError(
-                    f"the parameter {name} of {type(module).__name__} is another layer's too: "
-                    "layers that share parameters do not go with shard=True"
-                )
+                raise _shared(name, module)
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
         fully_shard(module, mesh=self.mesh, reshard_after_forward=True)
@@ -153,10 +150,28 @@ def shard(model: "UDN", processes: Processes) -> None:
         return
     if network.compiles:
         raise ValueError("compiled layers do not go with shard=True: configure(compiles=False)")
+    modules = (*network.hidden.values(), *network.heads.values())
+    _check_unshared(modules)
     placement = Shards(processes, model.anchor.device)
-    for module in (*network.hidden.values(), *network.heads.values()):
+    for module in modules:
         placement.place(module)
     network.placement = placement
+
+
+def _check_unshared(modules: Sequence[nn.Module]) -> None:
+    """A ValueError if a parameter is that of two modules: each would keep a part of its own."""
+    owners: dict[int, nn.Module] = {}
+    for module in modules:
+        for name, parameter in module.named_parameters():
+            if owners.setdefault(id(parameter), module) is not module:
+                raise _shared(name, module)
+
+
+def _shared(name: str, module: nn.Module) -> ValueError:
+    return ValueError(
+        f"the parameter {name} of {type(module).__name__} is another layer's too: "
+        "layers that share parameters do not go with shard=True"
+    )
 
 
 def unshard(model: "UDN") -> None:

@@ -223,7 +223,7 @@ def batches(
     if isinstance(data, ImageData):
         return data.bind(model, batch_size, generator)
     if isinstance(data, DiskData):
-        return data.bind(model, batch_size, generator, processes)
+        return data.bind(model, batch_size, generator, processes, many=many)
     if not isinstance(data, list | tuple) or len(data) not in (2, 3):
         raise ValueError(
             f"the {what} data must be (x, y), (x, y, weights), ImageData, DiskData, a Stream or a "
@@ -246,9 +246,14 @@ def batches(
     batch = to_device(x, y, weights, model)
     total = model.likelihood.total(batch.y)
     if total is not None and many:
-        batch_size = max(1, int(batch_size * rows / max(1.0, float(total))))
+        batch_size = rows_of(batch_size, rows, float(total))
     count = None if total is None else int(total)
     return ArrayBatches(batch.x, batch.y, batch.weights, batch_size, generator, count)
+
+
+def rows_of(observations: int, rows: int, total: float) -> int:
+    """How many rows hold about so many observations, where all of them hold `total`."""
+    return max(1, int(observations * rows / max(1.0, total)))
 
 
 def training_batches(
@@ -279,7 +284,7 @@ def training_batches(
             unit = model.likelihood.unit
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
         y = found.first_targets() if isinstance(found, DiskBatches) else found.y
-        rows = found.num_data if isinstance(found, DiskBatches) else y.shape[0]
+        rows = found.num_rows if isinstance(found, DiskBatches) else y.shape[0]
         check_training_rows(model, y, rows, batch_size)
     elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
         unit = model.likelihood.unit
@@ -331,7 +336,7 @@ def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batc
     training = sets["training"]
     if isinstance(training, LoaderBatches | StreamBatches):  # each process reads its own
         return
-    rows = training.num_data if isinstance(training, DiskBatches) else training.y.shape[0]
+    rows = training.num_rows if isinstance(training, DiskBatches) else training.y.shape[0]
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")
     if batch_size < processes.size:

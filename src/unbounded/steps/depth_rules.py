@@ -33,6 +33,9 @@ class DepthRule(ABC):
     def check(self, model: "UDN") -> None:  # noqa: B027
         """A ValueError if the rule cannot move this model's q."""
 
+    def begin(self) -> None:  # noqa: B027
+        """Forget what was seen of other models: a `fit` begins. What rests goes on resting."""
+
     @abstractmethod
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Make room for depths 1 … depth; whether tensors have moved."""
@@ -145,8 +148,12 @@ class RateAscent(DepthRule):
         self.youth = 5 * self.memory if youth is None else int(youth)
         if self.youth < self.memory:
             raise ValueError(f"youth must be at least the memory, {memory}, got {youth}")
-        self._gain = self._seen = self._log_prior = self._steps = torch.zeros(0)
+        self.begin()
         self._pace = torch.ones((), dtype=torch.float64)
+
+    def begin(self) -> None:
+        """No depth has been seen."""
+        self._gain = self._seen = self._log_prior = self._steps = torch.zeros(0)
 
     def rest(self) -> None:
         """Leave λ where it is from now on."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unbounded.parallel import ALONE, Processes
-from unbounded.steps.batches import Batch, OwnRows, as_inputs, as_tensor, to_device
+from unbounded.steps.batches import Batch, OwnRows, as_inputs, as_tensor, rows_of, to_device
 from unbounded.steps.disk_files import ArrayGroups, Groups, ParquetGroups, Piece, Share
 
 if TYPE_CHECKING:
@@ -110,9 +110,14 @@ class DiskData:
         batch_size: int,
         generator: torch.Generator | None,
         processes: Processes = ALONE,
+        *,
+        many: bool = False,
     ) -> "DiskBatches":
-        """Batches on the model's device."""
-        return DiskBatches(self, model, batch_size, generator, processes)
+        """Batches on the model's device; with `many`, batch_size counts observations."""
+        found = DiskBatches(self, model, batch_size, generator, processes)
+        if many and found.num_data != found.num_rows:
+            found.batch_size = rows_of(batch_size, found.num_rows, found.num_data)
+        return found
 
 
 class DiskBatches:
@@ -132,7 +137,9 @@ class DiskBatches:
     ):
         self.data, self.model, self.batch_size = data, model, batch_size
         self.generator = generator
-        self.num_data = len(data)
+        self.num_rows = self.num_data = len(data)
+        if model.likelihood.unit != "rows":
+            self.num_data = self._count(trains=generator is not None)
         shared = generator is not None and len(data.groups.sizes) >= processes.size
         self.processes = processes if shared else ALONE
         self.taken = 0
@@ -142,7 +149,7 @@ class DiskBatches:
     @property
     def steps(self) -> int:
         """Of a pass."""
-        return -(-self.num_data // self.batch_size)
+        return -(-self.num_rows // self.batch_size)
 
     def __len__(self) -> int:
         rows = self.data.epoch_rows
@@ -227,12 +234,42 @@ class DiskBatches:
                 yield found
             else:
                 own = OwnRows(*found)
-                own.share = each[rank] / sum(each)
+                own.share = self._share(own.y, each)
                 yield own
 
     def _bound(self, rows: int, step: int) -> int:
         """How many of a process's rows come before a step."""
-        return rows * min(step * self.batch_size, self.num_data) // self.num_data
+        return rows * min(step * self.batch_size, self.num_rows) // self.num_rows
+
+    def _share(self, y: Tensor, each: list[int]) -> float:
+        """Of this process's rows, or of the observations in them, in those of all.
+
+        Args:
+            y: the targets that are here.
+            each: rows of each process; where it is 0, one that is of no account is here.
+        """
+        here = each[self.processes.rank]
+        held = self.model.likelihood.total(y)
+        if held is None:
+            return here / sum(each)
+        own = held.double() * min(here, 1)
+        total = own.clone()
+        self.processes.sum(total)
+        return (own / total).item()
+
+    def _count(self, trains: bool) -> int:
+        """The observations in all rows, whose targets are read for that, group by group."""
+        count = 0
+        for group in range(len(self.data.groups.sizes)):
+            y, _ = self._checked(group, *self.data.groups.targets(group))
+            held = self.model.likelihood.total(y)
+            count += y.shape[0] if held is None else int(held)
+            if trains:
+                try:
+                    self.model.likelihood.check_training_targets(y)
+                except ValueError as error:
+                    raise ValueError(f"{self.data.groups.label(group)}: {error}") from None
+        return count
 
     def _read(self, group: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """A group, checked."""

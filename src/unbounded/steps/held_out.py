@@ -108,12 +108,18 @@ class HeldOutAscent(DepthRule):
                 raise ValueError(f"{name} must be at least 0, got {value}")
         if not 0.01 <= narrowest < math.inf:
             raise ValueError(f"narrowest must be at least 0.01, got {narrowest}")
-        self.memory, self.speed = float(memory), float(speed)
+        self.memory, self.speed, self.narrowest = float(memory), float(speed), float(narrowest)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
-        self.narrowest = float(narrowest)
         self.reference = None if reference is None else _checked(reference)
         self._rho: tuple[float, float]  # place and spread of ρ; `check` knows the layers' own
-        # Tensors of the models that the rule moves, one or many: the first axis is theirs.
+        self._state = _numbers(1, _COUNT)  # single numbers, by the names above
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all models but that q is to rest. Tensors have an axis of members first."""
+        rests = self._state[:1, _RESTS] == _FOR_GOOD
+        self._state = _numbers(1, _COUNT)
+        self._state[:, _RESTS] = _FOR_GOOD * rests
         self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
         # Running means of what each depth adds to the one before. Not of the scores themselves: a
         # depth that is new remembers less, and while scores rise it would look better than it is.
@@ -121,8 +127,6 @@ class HeldOutAscent(DepthRule):
         self._gains = _numbers(1, 0, 0)  # of r, (member, depth, rows)
         self._fast = _numbers(1, 0)  # of r with a quarter of the memory, by depth
         self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
-        self._state = _numbers(1, _COUNT)  # single numbers, by the names above
-        self._steps = torch.tensor(_PLACES), torch.tensor(_SPREADS)
 
     # One model in training
 
@@ -194,7 +198,7 @@ class HeldOutAscent(DepthRule):
             setattr(self, name, over.enlarged(getattr(self, name), (members, size), device))
         rows = max(rows, self._gains.shape[2])
         self._gains = over.enlarged(self._gains, (members, size, rows), device)
-        self._state = over.enlarged(self._state, (members, _COUNT), device)
+        self._state = self._state.expand(members, -1).clone().to(device)
         self._steps = torch.tensor(_PLACES, device=device), torch.tensor(_SPREADS, device=device)
 
     def add(self, log_lik: Tensor, steps: Tensor) -> None:
@@ -249,8 +253,7 @@ class HeldOutAscent(DepthRule):
         towards(self._train, torch.where(trained, fitted, self._train[:, :depth]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
         count = over.total(self._gains, weights)
-        gap = self._fast[:, :depth].cumsum(1) - slow
-        drift = over.behind(gap, q) * count
+        drift = over.behind(self._fast[:, :depth].cumsum(1) - slow, q) * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
             learnt = over.mean(under_q - guess[:, None], weights)[:, 0].clamp(min=0) * count
@@ -319,8 +322,7 @@ class HeldOutAscent(DepthRule):
             depth: how many depths there are, of the deepest.
             weights: how often each held-out row counts, `(members, rows)`.
         """
-        state, place = self._state[of], at["mu"].double()
-        spread = family.spread_at(at)
+        state, place, spread = self._state[of], at["mu"].double(), family.spread_at(at)
         steps = state[:, _SINCE].clone()
         state[:, _SINCE] = 0
         temperature = 1 + self.caution * (state[:, _DRIFT] - _CALM).clamp(min=0)
@@ -388,9 +390,8 @@ class HeldOutAscent(DepthRule):
         """U_ℓ of the depths that there are, `(members, depth)`."""
         depth = q.shape[1]
         state, rows = self._state[of], self._gains[of, :depth]
-        gains = rows[:, 1:]
-        gain = over.mean(gains, weights)
-        error = over.standard_error(gains, gain, weights)
+        gain = over.mean(rows[:, 1:], weights)
+        error = over.standard_error(rows[:, 1:], gain, weights)
         generalises = (state[:, _GENERALISES] > 0)[:, None]
         gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)

@@ -229,7 +229,7 @@ class Gradient:
         if self.options.depth_rule is not None:
             mean = log_lik.mean(1) if weights is None else log_lik @ weights / log_lik.shape[1]
             if total is not None:  # over observations instead of rows
-                mean = mean * (log_lik.shape[1] / total)
+                mean = mean * (log_lik.shape[1] / total.clamp(min=1))
             values = (*values, mean)
             self._by_row.append(log_lik)
         if isinstance(share, Tensor) or share != 1.0:

@@ -80,7 +80,8 @@ def step(
         own = y.new_full((), y.shape[0]).double() if total is None else total.double()
         rows = own.clone()
         processes.sum(rows)
-        share = (own / rows).item()
+        # Where nothing counts in any of them, the prior's part is still due.
+        share = (own / rows).item() if rows > 0 else 1 / processes.size
     return step_with(
         StepOptions(**options),
         model,
@@ -192,7 +193,10 @@ def pieces(
     for part in parts:
         at = slice(int(part[0]), int(part[-1]) + 1)
         own = None if weights is None else weights[at]
-        share = len(part) / rows if held is None else held[at].sum() / held.sum()
+        share: float | Tensor = len(part) / rows
+        if held is not None:  # by rows where nothing counts: the prior's part is still due
+            total = held.sum()
+            share = torch.where(total > 0, held[at].sum() / total, share)
         found.append((trees.rows(x, at), y[at], own, share))
     if padded:
         own = None if weights is None else weights[:1]

@@ -216,6 +216,8 @@ def _task(
 
     if not lone and options.depth_rule is not None:  # it keeps what it has seen of a model
         options = replace(options, depth_rule=copy.deepcopy(options.depth_rule))
+    if options.depth_rule is not None:
+        options.depth_rule.begin()
     rates = [float(rate) for rate in numbers("lr", lr)]
     ratios = [float(ratio) for ratio in numbers("depth_lr_ratio", options.depth_lr_ratio)]
     if not all(rate > 0 for rate in rates):
