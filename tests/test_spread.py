@@ -150,3 +150,11 @@ def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
     model.save(tmp_path / "m.udn")
     again = UDNRegressor.load(tmp_path / "m.udn")
     assert np.array_equal(again.predict_quantiles(X, [0.05]), model.predict_quantiles(X, [0.05]))
+
+
+def test_a_bend_is_of_its_own_training():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 2)).astype(np.float32), rng.normal(size=60)
+    model = UDNRegressor(random_state=0, epochs=1, width=8, warm_start=True, calibrate=False)
+    model.fit(X, y).model_.likelihood.noise.bend([BEND])
+    assert not model.fit(X, y).model_.likelihood.noise.bends

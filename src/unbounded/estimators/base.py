@@ -24,7 +24,7 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.building import build, check_ensemble, check_members
-from unbounded.estimators.calibration import calibrate
+from unbounded.estimators.calibration import calibrate, straighten
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
@@ -290,6 +290,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         if self._goes_on():
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
+            straighten(models)
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self._count)

@@ -73,11 +73,18 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     return factor
 
 
+def straighten(models: Sequence[UDN]) -> None:
+    """Take away the bends that an earlier training has left in the noise."""
+    for model in models:
+        likelihood = model.likelihood.single
+        if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
+            likelihood.noise.bend(())
+
+
 def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weights: Array) -> None:
     """Let σ follow the mean where held-out rows show that it does (`find_bend`)."""
+    straighten(models)
     noises: list[Any] = [model.likelihood.single.noise for model in models]
-    for noise in noises:
-        noise.bend(())  # of an earlier training
     found = combine(members)
     assert isinstance(found, GaussianPrediction)
     means, deviations = found.mean.double(), found.variance.double().sqrt()
