@@ -92,9 +92,8 @@ def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weigh
     columns = zip(means.T.cpu().numpy(), z.T.cpu().numpy(), strict=True)
     bends = [find_bend(mean, one, weights) for mean, one in columns]
     if any(bend is not None for bend in bends):
-        plain = [None if b is None else (b.knots.tolist(), b.values.tolist()) for b in bends]
         for noise in noises:
-            noise.bend(plain)
+            noise.bend(bends)
 
 
 def _standard_error(observed: float) -> float:

@@ -74,7 +74,7 @@ class Prepared:
                     seen += (id(tensor), tensor.data_ptr(), version)
             seen += (len(module._forward_hooks), len(module._forward_pre_hooks))
         seen += [held.get(name) for held, name in self._numbers]
-        # What `.data` changes as well: a projection of all values on a fixed direction.
+        # What `.data` changes as well, among the first values of each tensor: a projection.
         seen += [values.dot(direction) for values, direction in self._values]
         return seen
 

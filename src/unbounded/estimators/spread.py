@@ -18,12 +18,8 @@ _LARGEST = 2.0  # of f about a constant, at most: e² times as much noise, or as
 class Bend(NamedTuple):
     """f by its values at knots: log σ = log s + f(μ)."""
 
-    knots: Floats
-    values: Floats
-
-    def __call__(self, means: Floats) -> Floats:
-        """f(μ), constant beyond the knots."""
-        return np.interp(means, self.knots, self.values)
+    knots: list[float]
+    values: list[float]
 
 
 def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend | None:
@@ -57,7 +53,7 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         return None
     values = _fitted(basis, z, weights)
     values -= weights @ (basis @ values) / total
-    return Bend(knots, np.clip(values, -_LARGEST, _LARGEST))
+    return Bend(knots.tolist(), np.clip(values, -_LARGEST, _LARGEST).tolist())
 
 
 def _gains(basis: Floats, z: Floats, weights: Floats, seed: int) -> Floats:

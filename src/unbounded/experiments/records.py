@@ -3,7 +3,8 @@
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,30 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read plain data."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_study(folder: Path, study: str, called: str) -> list[dict[str, Any]]:
+    """The JSON files of a folder that are of this study, by their names.
+
+    Raises:
+        StudyError: if there is none.
+    """
+    found = [read_json(path) for path in sorted(folder.glob("*.json"))]
+    found = [one for one in found if isinstance(one, dict) and one.get("study") == study]
+    if not found:
+        raise StudyError(f"{folder} has no results of the {called}: no NAME.json in it")
+    return found
+
+
+@contextmanager
+def resumable(*places: Path) -> Iterator[None]:
+    """Ctrl-C says where that which is done is, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        where = " and ".join(map(str, places))
+        kept = f"what is done so far is in {where}; go on with --resume"
+        raise KeyboardInterrupt(kept) from None
 
 
 def plain(value: Any) -> Any:

@@ -73,12 +73,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     records.open_parts(parts, described, names, options.resume, "suite")
     if options.quick:
         show("quick: few problems, short training: how it goes, not how good it is")
-    try:
-        with one_thread() if options.quick else nullcontext():
-            return _run(problems, settings, parts, options)
-    except KeyboardInterrupt:
-        kept = f"what is done so far is in {options.out} and {parts}; go on with --resume"
-        raise KeyboardInterrupt(kept) from None
+    threads = one_thread() if options.quick else nullcontext()
+    with records.resumable(options.out, parts), threads:
+        return _run(problems, settings, parts, options)
 
 
 def _run(

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unbounded.experiments import StudyError, records
+from unbounded.experiments import records
 from unbounded.experiments.depth import figures
 from unbounded.experiments.depth.problems import PROBLEMS
 from unbounded.experiments.depth.verdicts import (
@@ -34,13 +34,7 @@ ROLES = {"all": None, "development": "development", "test": "test"}
 
 def read(folder: Path) -> list[Row]:
     """The files of the problems, in the order of the suite; those it does not know come last."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        document = records.read_json(path)
-        if isinstance(document, dict) and document.get("study") == "depth":
-            found.append(document)
-    if not found:
-        raise StudyError(f"{folder} has no results of the depth suite: no NAME.json in it")
+    found = records.read_study(folder, "depth", "depth suite")
     order = list(PROBLEMS)
 
     def place(document: Row) -> tuple[int, str]:

@@ -77,12 +77,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     place = runs.Place(
         device, parts, text, options.resume, torch.bfloat16 if options.bf16 else None
     )
-    try:
-        with one_thread() if options.quick else nullcontext():
-            return _run(planned, settings, place, options)
-    except KeyboardInterrupt:
-        kept = f"what is done so far is in {options.out} and {parts}; go on with --resume"
-        raise KeyboardInterrupt(kept) from None
+    threads = one_thread() if options.quick else nullcontext()
+    with records.resumable(options.out, parts), threads:
+        return _run(planned, settings, place, options)
 
 
 def _run(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unbounded.experiments import StudyError, records
+from unbounded.experiments import records
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.sequences import figures
 
@@ -25,14 +25,7 @@ AS_GOOD = 0.01
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The files of the networks."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        document = records.read_json(path)
-        if isinstance(document, dict) and document.get("study") == "sequences":
-            found.append(document)
-    if not found:
-        raise StudyError(f"{folder} has no results of the sequence study: no NAME.json in it")
-    return found
+    return records.read_study(folder, "sequences", "sequence study")
 
 
 def write(folder: Path) -> str:

@@ -72,11 +72,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(options)
     parts = options.out / "parts"
     records.open_parts(parts, dataclasses.asdict(settings), ["results.json"], options.resume)
-    try:
+    with records.resumable(parts):
         return _run(settings, parts, options)
-    except KeyboardInterrupt:
-        kept = f"what is done so far is in {parts}; go on with --resume"
-        raise KeyboardInterrupt(kept) from None
 
 
 def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[str, Any]:
