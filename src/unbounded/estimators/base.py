@@ -25,7 +25,13 @@ from unbounded.estimators.auto import (
 )
 from unbounded.estimators.building import build, check_ensemble, check_members
 from unbounded.estimators.calibration import calibrate, straighten
-from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds, warn
+from unbounded.estimators.ensemble import (
+    TrainedModels,
+    Training,
+    check_begun,
+    member_seeds,
+    warn,
+)
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.pace import SHARING, Clock, quality
@@ -238,13 +244,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             parts = rows.take(training), evaluation or rows.take(held)
             run = self._run(*parts, size, seed, clock, anneal=not refit)
             first = run.training
-            if not first.history.rows and first.stopped == "memory":
-                raise TooDeepError(
-                    "the layers of the first epoch do not fit into memory: give the depth family "
-                    "a limit=, or a lower rate"
-                )
-            if not first.history.rows:
-                raise KeyboardInterrupt  # before the first epoch's end: there is nothing to keep
+            check_begun(first)
             if refit and first.stopped in ("epochs", "patience"):  # not if the time is over
                 try:
                     further = Clock(clock.left, first.best_epoch)

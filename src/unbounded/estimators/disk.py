@@ -9,9 +9,9 @@ from sklearn.utils import check_random_state
 from unbounded import interrupts
 from unbounded.estimators.auto import choose_batch_size, choose_epochs
 from unbounded.estimators.calibration import calibrate
+from unbounded.estimators.ensemble import check_begun
 from unbounded.estimators.pace import Clock, quality
 from unbounded.estimators.rows import Array, Scalings, WeightedRows
-from unbounded.growth import TooDeepError
 from unbounded.steps.disk import DiskData
 from unbounded.steps.disk_files import ArrayGroups, Piece
 
@@ -97,13 +97,7 @@ def fit_from_disk(
     state.n_features_in_ = rows.x.shape[1]
     with interrupts.deferred():
         run = estimator._run(rows, held, size, seed, clock, anneal=True)
-        if not run.training.history.rows:
-            if run.training.stopped == "memory":
-                raise TooDeepError(
-                    "the layers of the first epoch do not fit into memory: give the depth family "
-                    "a limit=, or a lower rate"
-                )
-            raise KeyboardInterrupt  # before the first epoch's end: there is nothing to keep
+        check_begun(run.training)
         with interrupts.shielded():
             if estimator.calibrate:
                 calibrate(run.models, run.scalings, held)

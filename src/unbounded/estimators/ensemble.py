@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unbounded.estimators.rows import Scalings
+from unbounded.growth import TooDeepError
 from unbounded.model import UDN
 from unbounded.training import FitResult, History, NonFiniteError, TrainingWarning, fit
 
@@ -90,6 +91,18 @@ class Training(NamedTuple):
         unusual = (end for end in ("interrupted", "diverged", "memory") if end in stopped)
         ended = next(unusual, stopped[0])
         return cls(results[0].history, best, ended)
+
+
+def check_begun(training: Training) -> None:
+    """An error if no epoch came to its end: there is nothing to keep."""
+    if training.history.rows:
+        return
+    if training.stopped == "memory":
+        raise TooDeepError(
+            "the layers of the first epoch do not fit into memory: give the depth family a limit=, "
+            "or a lower rate"
+        )
+    raise KeyboardInterrupt
 
 
 def warn(text: str) -> None:

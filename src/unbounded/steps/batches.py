@@ -284,8 +284,7 @@ def training_batches(
             unit = model.likelihood.unit
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
         y = found.first_targets() if isinstance(found, DiskBatches) else found.y
-        rows = found.num_rows if isinstance(found, DiskBatches) else y.shape[0]
-        check_training_rows(model, y, rows, batch_size)
+        check_training_rows(model, y, found.num_rows, batch_size)
     elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
         unit = model.likelihood.unit
         raise ValueError(f"training data: say num_data, how many {unit} the loader's data set has")
@@ -320,7 +319,6 @@ def check_shapes(model: "UDN", sets: Iterable["Batches"]) -> None:
 
 def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batches"]) -> None:
     """A ValueError unless there are rows for each process; loaders learn who reads with them."""
-    from unbounded.steps.disk import DiskBatches
     from unbounded.steps.streams import StreamBatches
 
     if processes.size == 1:
@@ -336,7 +334,7 @@ def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batc
     training = sets["training"]
     if isinstance(training, LoaderBatches | StreamBatches):  # each process reads its own
         return
-    rows = training.num_rows if isinstance(training, DiskBatches) else training.y.shape[0]
+    rows = training.num_rows
     if rows < processes.size:
         raise ValueError(f"training data: there are {rows} rows for {processes.size} processes")
     if batch_size < processes.size:

@@ -131,7 +131,7 @@ class ImageBatches:
         self.augment = data.augment if generator is not None else None
         self.batch_size = batch_size
         self.generator = generator
-        self.num_data = len(data)
+        self.num_rows = self.num_data = len(data)
 
     def __len__(self) -> int:
         if self.generator is not None and self.num_data > self.batch_size:
