@@ -24,6 +24,7 @@ from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.parallel import buckets
 from unbounded.training import Callback, RateAscent
 
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 ROWS, FEATURES = 90, 3
 """90 rows in batches of 16: the last one has 10, and with 4 processes no batch divides evenly."""
 
@@ -65,7 +66,7 @@ class Moves(Callback):
 def model(family=None, layers=None, **options):
     family = ub.TruncatedPoisson(1.5) if family is None else family
     layers = ub.Dense(FEATURES, 6, 2) if layers is None else layers
-    return ub.UDN(layers, ub.Categorical(2), family, seed=3, **options).double()
+    return ub.UDN(layers, ub.Categorical(2), family, seed=3, **options).double().to(DEVICE)
 
 
 def normed(norm, dropout, depth):
@@ -136,7 +137,7 @@ def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
 
 def whole_state(one) -> dict[str, torch.Tensor]:
     """A model's state, gathered where it is in shards."""
-    return {name: one.network.placement.whole(v) for name, v in one.state_dict().items()}
+    return {name: one.network.placement.whole(v).cpu() for name, v in one.state_dict().items()}
 
 
 class Signal(Callback):

@@ -225,8 +225,13 @@ def test_networks_differ_in_their_depth_alone():
         for n in (1, 4)
     )
     assert longer["epochs"] == 4 * usual["epochs"]
-    assert usual["schedule"](0) == 1
-    assert longer["schedule"](longer["epochs"]) == pytest.approx(0.01)
+    assert usual["schedule"] is longer["schedule"] is None
+    assert usual["lr"] == longer["lr"] == settings.tent_lr
+    table = recipe.fitting(
+        PROBLEMS["uci-wine"], Run("uci-wine", "udn", None, 4.0, 1, 0), 1000, settings
+    )
+    assert table["schedule"](0) == 1
+    assert table["schedule"](table["epochs"]) == pytest.approx(0.01)
 
 
 # Verdicts

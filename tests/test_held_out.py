@@ -185,11 +185,13 @@ def test_layers_say_where_depths_are_looked_for_first():
         model = ub.UDN(Deep(3, 4, 2), ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0), seed=0)
         rule = HeldOutAscent(reference=reference)
         rule.reserve(model, model.depth.max_depth())
-        rule._state[0, 0] += 10
-        guess = torch.full((ROWS,), 0.5).double().log()
-        rule.look(model, guess.expand(model.depth.max_depth(), -1), guess, None)
-        rule.settle(model, None)
+        rule.settle(model, None)  # before anything is seen
         assert (float(model.depth.place), float(model.depth.spread)) == pytest.approx(place)
+        guess = torch.full((ROWS,), 0.5).double().log()
+        rule._state[0, 0] += 10
+        rule.look(model, guess.expand(model.depth.max_depth(), -1), guess, None)
+        rule.settle(model, None)  # a step of ten times the speed, not a leap
+        assert abs(float(model.depth.place) - place[0]) <= 10 * rule.speed * place[0] / 4 + 1e-9
     for wrong in ((1.0, 0.0), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="a place and a spread"):
             HeldOutAscent(reference=wrong)
@@ -345,7 +347,7 @@ def image_run(engine, **options):
         model,
         images,
         validation=images.like(x[40:].to(torch.uint8), y[40:]),
-        depth_rule=HeldOutAscent(speed=0.25),
+        depth_rule=HeldOutAscent(speed=1.0, reference=(6.0, 3.0)),
         engine=engine,
         **{"epochs": 6, "batch_size": 10, "equal_heads": True, "progress": False} | options,
     )

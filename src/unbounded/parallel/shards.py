@@ -71,7 +71,7 @@ class Shards(Placement):
 
     def whole(self, tensor: Tensor) -> Tensor:
         """Gathered from all processes."""
-        return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+        return gathered(tensor) if is_sharded(tensor) else tensor
 
     def kl(self, prior: "WeightPrior", parameters: Sequence[nn.Parameter]) -> Tensor:
         """Sums over the parts where the prior is Gaussian; else of one whole tensor at a time."""
@@ -199,10 +199,25 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a tensor in shards, without a gradient; every process calls this.
+
+    By one message that is waited for. Torch's own `full_tensor` does not wait, and with gloo the
+    process ends if the tensor is on a GPU.
+    """
+    own, size, rows = local(tensor.detach()), dist.get_world_size(), tensor.shape[0]
+    each = -(-rows // size)  # as torch.chunk cuts: the last may have fewer, or none
+    part = own.new_zeros(each, *own.shape[1:])
+    part[: len(own)] = own
+    parts = [torch.empty_like(part) for _ in range(size)]
+    dist.all_gather(parts, part)
+    return torch.cat(parts)[:rows].clone()
+
+
 def held_like(tensor: Tensor, like: Tensor, placement: Placement) -> Tensor:
     """A tensor as another one is held: whole, or in shards. All processes have it alike."""
     if is_sharded(tensor) and not is_sharded(like):
-        return tensor.full_tensor()  # type: ignore[attr-defined]
+        return gathered(tensor)
     if is_sharded(like) and not is_sharded(tensor):
         assert isinstance(placement, Shards)
         return placement.split(tensor.to(like.device))

@@ -31,6 +31,7 @@ _MUCH = 1e12  # nats a row: what is learnt where there is no guess to compare wi
 _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
+_ROUSED = 3.0  # times `floor`: nats for which q moves once it rests
 
 # Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
@@ -62,16 +63,16 @@ class HeldOutAscent(DepthRule):
 
     d is how many nats the depths have drifted apart by within the memory, other than by deeper
     ones pulling ahead (`held_out_rows.behind`). As long as shallow depths catch up, T is high and
-    q near the reference ρ, a wide normal, to which it leaps after the first epoch: wherever q
-    began, all of the first depths learn, and the shallow ones can show what they are able to.
-    Later q leaves ρ and narrows by itself, as in simulated annealing.
+    q near the reference ρ, a wide normal, from which it starts: wherever q was before, all of the
+    first depths learn, and the shallow ones can show what they are able to. Later q leaves ρ and
+    narrows by itself, as in simulated annealing.
 
     While no depth is better than guessing on held-out rows, they cannot tell what layers are worth.
     Gains on training rows stand in until something generalises: a network that stayed shallow
     for want of evidence would never produce any.
 
     It rests when q has stayed within 5 % while the steps so far have grown by half: the history's
-    column `depth_settled` is then 1. From then on q moves only if it gains `floor` nats by that.
+    column `depth_settled` is then 1. From then on q moves only if it gains 3·`floor` nats by that.
 
     The family must be a `TruncatedNormal`; `fit` needs a `validation` set.
 
@@ -169,6 +170,8 @@ class HeldOutAscent(DepthRule):
         family = model.depth
         assert isinstance(family, TruncatedNormal)  # see `reserve`
         if self._gains.shape[2] == 0:  # before the first look
+            if bool(self.starts[0]):
+                family.put(*self._state.new_tensor(self._rho))
             return
         at = {name: tensor.detach()[None] for name, tensor in family.numbers().items()}
         depth = min(family.max_depth(), self._sums.shape[1])
@@ -191,6 +194,11 @@ class HeldOutAscent(DepthRule):
     def rests(self) -> Tensor:
         """1 for each model whose q has settled, `(members,)`."""
         return self._state[:, _RESTS].clamp(max=1)
+
+    @property
+    def starts(self) -> Tensor:
+        """Whether q is to start from ρ, `(members,)`: what it was before is no evidence."""
+        return (self._state[:, _LOOKS] == 0) & (self._state[:, _RESTS] < _FOR_GOOD)
 
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""
@@ -344,15 +352,12 @@ class HeldOutAscent(DepthRule):
         step = torch.clamp(to_place - place, -pace, pace)
         change = torch.clamp((to_spread / spread).log(), -stretch, stretch)
         new_spread = (spread * change.exp()).clamp(min=self.narrowest)
-        least = torch.where(state[:, _RESTS] > 0, self.floor, 1e-6)
+        least = torch.where(state[:, _RESTS] > 0, _ROUSED * self.floor, 1e-6)
         moves = (steps > 0) & (highest > now + least) & (state[:, _RESTS] < _FOR_GOOD)
-        # What q began with is no evidence: after the first epoch it leaps to the reference.
-        leaps = (steps > 0) & (state[:, _LOOKS] == 1) & (state[:, _RESTS] < _FOR_GOOD)
         found = torch.where(moves, place + step, place), torch.where(moves, new_spread, spread)
-        return (
-            torch.where(leaps, self._rho[0], found[0]),
-            torch.where(leaps, self._rho[1], found[1]),
-        )
+        starts = self.starts[of]
+        place, spread = (torch.where(starts, r, t) for r, t in zip(self._rho, found, strict=True))
+        return place, spread
 
     def _bound(
         self,
@@ -362,14 +367,8 @@ class HeldOutAscent(DepthRule):
         worth: Tensor,
         temperature: Tensor,
     ) -> Tensor:
-        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ) of candidates, `(members, candidates)`.
-
-        Args:
-            family: stands for all.
-            places: μ of the candidates, `(members, candidates)`.
-            spreads: s, likewise.
-            worth: U_ℓ, `(members, depth)`.
-            temperature: T, `(members,)`.
+        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ) of places μ and spreads s, all `(members, candidates)`, where
+        U_ℓ is `(members, depth)` and T `(members,)`. The family stands for all.
         """
         depth = worth.shape[1]
         size = math.ceil(2.2 * depth) + 12  # as far as a member at the last depth can reach

@@ -105,7 +105,7 @@ class Stacked(Engine):
         work.rates[0].copy_(self._rates * self._factors[0])
         work.rates[1].copy_(self._depth_rates * self._factors[1])
         work.orders.send()
-        if work.rule is not None and epoch > 0:
+        if work.rule is not None:
             self._runner("settle", work.settle)
             self._unsure = True
         if self._unsure:

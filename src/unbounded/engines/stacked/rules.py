@@ -73,6 +73,10 @@ class StackedRule:
             for name, value in run.family.numbers_of(place, spread).items():
                 own = run.block.shape.unpack(row)[name]
                 own.copy_(torch.where(alive[run.members], value, own.double()))
+                if run.block.average is not None:  # of what comes, not of what was before
+                    average = run.block.shape.unpack(run.block.average[0])[name]
+                    starts = self.rule.starts[run.members] & alive[run.members]
+                    average.copy_(torch.where(starts, own, average))
 
 
 def stacked_rule(

@@ -36,9 +36,10 @@ class Settings:
         depths: the fixed ones; the deepest is also DUN's bound.
         starts: the UDN's first μ. The one in the middle is *the* UDN, the others test it.
         long: how many times longer the longer training is; 1 for none.
-        lr: the first learning rate on problems that are made; it falls to a hundredth of it along
-            half a cosine.
-        table_lr: the same on tables, which have fewer rows and more noise.
+        spiral_lr: the learning rate on spirals.
+        tent_lr: on tents, whose networks are narrow.
+        table_lr: the first one on tables, which have fewer rows and more noise; it falls to a
+            hundredth of it along half a cosine.
         dun_depth_lr_ratio: rate of DUN's q(ℓ), as a multiple of it.
         average: decay a step of a moving average of all parameters; None for none.
         clip: the largest norm of a gradient; None for none.
@@ -53,7 +54,8 @@ class Settings:
     depths: tuple[int, ...] = tuple(range(1, 17))
     starts: tuple[float, ...] = (1.0, 4.0, 16.0)
     long: int = 4
-    lr: float = 0.005
+    spiral_lr: float = 0.005
+    tent_lr: float = 0.0025
     table_lr: float = 0.001
     dun_depth_lr_ratio: float = 1.0
     average: float | None = PRESET.average
@@ -160,14 +162,15 @@ def width(problem: Problem, settings: Settings) -> int:
 def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[str, Any]:
     """How to `fit` a population of runs such as this one; `rows` are those to train on."""
     table = Recipe(steps=settings.table_steps)
-    is_made = problem.group in ("spirals", "tents")
+    rates = {"spirals": settings.spiral_lr, "tents": settings.tent_lr}
+    is_made = problem.group in rates
     batch = 256 if is_made else table.batch_size(rows)
     epochs = run.length * (settings.made_epochs if is_made else table.epochs(rows))
     found: dict[str, Any] = {
         "epochs": epochs,
         "batch_size": batch,
-        "lr": settings.lr if is_made else settings.table_lr,
-        "schedule": SCHEDULES["cosine"](epochs),
+        "lr": rates.get(problem.group, settings.table_lr),
+        "schedule": SCHEDULES["constant" if is_made else "cosine"](epochs),
         "average": settings.average,
         "clip": settings.clip,
         "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),

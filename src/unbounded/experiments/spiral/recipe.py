@@ -155,7 +155,7 @@ def fitting(run: SpiralRun, settings: Settings) -> dict[str, Any]:
             own["average"] = settings.average
         if "depth_rule" in own:
             del found["depth_schedule"], found["depth_lr_ratio"]  # of an optimiser's λ
-        found |= {**own, "schedule": SCHEDULES["cosine"](epochs)}
+        found |= own
     return found
 
 
@@ -164,7 +164,7 @@ def settled(settings: Settings) -> dict[str, Any]:
     if SETTLED.name not in settings.init:
         return {}
     average = SETTLED.average if settings.average is None else settings.average
-    return {"settled": {"schedule": "cosine", "average": average, "clip": SETTLED.clip}}
+    return {"settled": {"average": average, "clip": SETTLED.clip}}
 
 
 def _depth(model: str) -> int:
