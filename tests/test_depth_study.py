@@ -287,6 +287,25 @@ def test_the_best_depth_and_the_smallest_within_one_standard_error():
     assert worse.regret is False
 
 
+def test_hindsight_is_judged_on_a_seed_that_it_has_not_seen():
+    """Each seed borrows the depth that is best on the others."""
+    scores = {1: (0.9, 0.5, 0.5), 2: (0.5, 0.9, 0.5), 3: (0.6, 0.6, 0.9)}
+    found = verdicts.verdict(CLASSES, fixed_rows(scores) + udn_rows((0.6, 0.6, 0.6)), 4.0)
+    assert (found.best_depth, found.error) == (3, pytest.approx(0.1))
+    # Seed 0 goes by depth 3 (0.75 on the others), so does seed 1; seed 2 by 1, the first of equals.
+    assert found.borrowed_score == pytest.approx((0.6 + 0.6 + 0.5) / 3)
+    assert found.borrowed is False
+    same = {1: (0.5, 0.52, 0.5), 2: (0.9, 0.92, 0.9)}
+    found = verdicts.verdict(CLASSES, fixed_rows(same) + udn_rows((0.9, 0.9, 0.9)), 4.0)
+    assert found.borrowed_score == pytest.approx(found.best_score)
+    assert found.borrowed is found.chosen is True
+    lower = {depth: tuple(1 - v for v in values) for depth, values in scores.items()}
+    found = verdicts.verdict(NUMBERS, fixed_rows(lower) + udn_rows((0.4, 0.4, 0.4)), 4.0)
+    assert found.borrowed_score == pytest.approx(1 - (0.6 + 0.6 + 0.5) / 3)
+    ragged = fixed_rows(scores)[:-1] + udn_rows((0.6, 0.6, 0.6))
+    assert verdicts.verdict(CLASSES, ragged, 4.0).borrowed is None
+
+
 def test_errors_are_better_when_they_are_lower():
     scores = {depth: tuple(1 - v for v in values) for depth, values in SCORES.items()}
     good = verdicts.verdict(NUMBERS, fixed_rows(scores) + udn_rows((0.12, 0.11)), 4.0)
@@ -346,6 +365,12 @@ def test_costs_are_shares_of_the_whole_search():
     dear = verdicts.verdict(CLASSES, fixed + slow, 4.0)
     assert dear.cheap is False
     assert verdicts.reached([found, dear], verdicts.CRITERIA[2]) is False  # 0.26 on average
+    # Seconds of two machines say nothing of each other; the arithmetic does.
+    elsewhere = [{**one, "device": "another"} for one in udn_rows((0.9, 0.9), mean=2.0)]
+    apart = verdicts.verdict(CLASSES, fixed + elsewhere, 4.0)
+    assert apart.seconds is apart.cheap is None
+    assert apart.arithmetic == found.arithmetic
+    assert verdicts.costs([found, apart]) == pytest.approx((0.25, 0.2))
     # A UDN with more seeds than the search is compared on those that both have.
     more = udn_rows((0.9, 0.9, 0.9), mean=2.0)
     assert verdicts.verdict(CLASSES, fixed + more, 4.0).seconds == pytest.approx(2 / 8)

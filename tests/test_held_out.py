@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unbounded as ub
 from helpers import classes, numbers, same, state
-from unbounded.engines import Eager, Graphs, graphs
+from unbounded.engines import Eager, Graphs, Stacked, graphs
 from unbounded.steps import held_out_rows as over
 from unbounded.training import Augment, HeldOutAscent, ImageData
 from unbounded.training import best as best_epochs
@@ -196,6 +196,28 @@ def test_layers_say_where_depths_are_looked_for_first():
         with pytest.raises(ValueError, match="a place and a spread"):
             HeldOutAscent(reference=wrong)
     assert ub.ResidualConv(3, 10).reference == (12.0, 1.5)
+
+
+@pytest.mark.parametrize("engine", [Eager, Stacked])
+def test_the_start_does_not_matter_bit_for_bit(engine):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(60, 3, generator=draw)
+    y = (x.prod(1) > 0).long()
+    found = []
+    for place, spread in ((1.0, 0.5), (4.0, 2.0), (16.0, 8.0)):
+        family = ub.TruncatedNormal(place, spread)
+        model = ub.UDN(ub.PreNormDense(3, 4, 2), ub.Categorical(2), family, seed=0)
+        rest = {"epochs": 4, "batch_size": 8, "depth_rule": HeldOutAscent(), "progress": False}
+        data, held_out = (x[:40], y[:40]), (x[40:], y[40:])
+        if engine is Stacked:
+            ub.fit([model], [data], validation=[held_out], engine=Stacked(), **rest)
+        else:
+            ub.fit(model, *data, validation=held_out, engine=Eager(), **rest)
+        with torch.no_grad():
+            found.append((float(family.place), float(family.spread), ub.predict(model, x).probs))
+    for place, spread, probs in found[1:]:
+        assert (place, spread) == found[0][:2]
+        assert torch.equal(probs, found[0][2])
 
 
 def test_a_rest_ends_where_much_is_to_be_gained():

@@ -22,7 +22,7 @@ from unbounded.predictive import predict
 from unbounded.report import page, sections
 from unbounded.report.terminal import depth_bars, show
 from unbounded.training import FitResult, fit, preset
-from unbounded.training.presets import half_cosine
+from unbounded.training.presets import Preset, half_cosine
 
 EPOCHS = 2000
 WIDTH = 32
@@ -73,6 +73,15 @@ def run(
         return _run(out, omega, seed, epochs, recipe, progress)
 
 
+def _beginning(model: UDN, chosen: Preset) -> str:
+    """Where the depth begins, in words."""
+    if chosen.rule is None:
+        layers, mean = model.network.num_layers, model.depth.mean()
+        return f"It starts with {layers} layers and E[ℓ] = {mean:.2f}"
+    place, spread = model.layers.reference
+    return f"It looks at depths around {place:g} first, give or take {spread:g}"
+
+
 def _run(
     out: Path, omega: float, seed: int, epochs: int, recipe: str, progress: bool
 ) -> DemoResult:
@@ -89,8 +98,7 @@ def _run(
     model = UDN(chosen.layers(2, WIDTH, 2), Categorical(2), chosen.family(), seed=seed)
     show(
         f"Fitting an unbounded-depth network to {_ROWS:,} points of two spiral arms "
-        f"(ω = {omega:g}).\nIt starts with {model.network.num_layers} layers and "
-        f"E[ℓ] = {model.depth.mean():.2f}; {epochs:,} epochs, Ctrl-C ends it early."
+        f"(ω = {omega:g}).\n{_beginning(model, chosen)}; {epochs:,} epochs, Ctrl-C ends it early."
     )
     result = fit(
         model,

@@ -96,14 +96,14 @@ def _run(
     until = math.inf if options.minutes is None else start + 60 * options.minutes
     for name in dict.fromkeys(problem.population for problem in problems):
         mine = [problem for problem in problems if problem.population == name]
-        rows = []
+        done = []
         for population in runs.populations(mine, settings):
             if time.perf_counter() > until:
                 show(f"--minutes {options.minutes:g} are over; go on with --resume")
                 return documents
-            rows += _rows(population, settings, place)
+            done.append(_part(population, settings, place))
         for problem in mine:
-            documents.append(_document(problem, rows, settings, place.device))
+            documents.append(_document(problem, done, settings))
             records.write_json(options.out / f"{problem.name}.json", documents[-1])
     with interrupts.shielded():  # a moment's work, and the parts are gone then
         shutil.rmtree(parts)
@@ -163,14 +163,12 @@ def _train_one(
     with one_thread():
         for population in runs.populations(problems, settings):
             if population.name == options.one:
-                _rows(population, settings, place)
+                _part(population, settings, place)
     return []
 
 
-def _rows(
-    population: runs.Population, settings: Settings, place: runs.Place
-) -> list[dict[str, Any]]:
-    """Those of a population, trained now or by the run that is resumed."""
+def _part(population: runs.Population, settings: Settings, place: runs.Place) -> dict[str, Any]:
+    """What `runs.train` gives for a population, now or by the run that is resumed."""
     done = place.parts / f"{population.name}.json"
     if place.resume and done.exists():
         show(f"{population.name}: kept from {done}")
@@ -180,21 +178,20 @@ def _rows(
         records.write_json(done, part)
         for path in place.parts.glob(f"{population.name}*.safetensors"):
             path.unlink()
-    rows: list[dict[str, Any]] = part["runs"]
-    return rows
+    return part
 
 
-def _document(
-    problem: Problem, rows: list[dict[str, Any]], settings: Settings, device: str
-) -> dict[str, Any]:
-    """The file of one problem."""
-    mine = [row for row in rows if row["problem"] == problem.name]
+def _document(problem: Problem, parts: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
+    """The file of one problem, from the parts of its populations."""
+    mine = [row for part in parts for row in part["runs"] if row["problem"] == problem.name]
+    versions = [part["versions"] for part in parts]
     return {
         "study": "depth",
         "problem": problem.described(),
         "start": recipe.start_of(problem, settings),
         "configuration": records.plain(dataclasses.asdict(settings)),
-        "versions": records.versions(device),
+        # One entry for each machine that had a part in it.
+        "versions": [one for k, one in enumerate(versions) if one not in versions[:k]],
         "seconds": round(sum(row["seconds"] for row in mine), 1),
         "runs": mine,
     }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from unbounded.engines import Stacked
+from unbounded.experiments import records
 from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
 from unbounded.experiments.depth.recipe import KINDS, Run, Settings, build, fitting, runs_of
 from unbounded.model import UDN
@@ -63,16 +64,18 @@ def populations(problems: Sequence[Problem], settings: Settings) -> list[Populat
 
 
 def train(population: Population, settings: Settings, place: Place) -> dict[str, Any]:
-    """Train a population: its seconds, and a row for each of its runs."""
+    """Train a population: its seconds, where it was, and a row for each of its runs."""
     count = len(population.runs)
     networks = f"{count} network{'s' if count > 1 else ''}"
     show(f"{population.name}: {networks} ({KINDS[population.kind]})")
     seconds, rows = TRAINERS[population.trainer](population, settings, place)
     work = sum(row["layer_rows"] for row in rows) or 1
+    versions = records.versions(place.device)
     for row in rows:  # who computes more has the larger share
         row["seconds"] = round(seconds * row["layer_rows"] / work, 3)
+        row["device"] = versions["device"]
     show(f"{population.name}: {seconds:.1f} s")
-    return {"seconds": round(seconds, 1), "runs": rows}
+    return {"seconds": round(seconds, 1), "versions": versions, "runs": rows}
 
 
 def train_dense(

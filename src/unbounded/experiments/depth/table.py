@@ -114,7 +114,7 @@ def _problem_row(one: Verdict) -> list[str]:
         f"{one.udn.depth_mode:.1f}",
         " / ".join(f"{start.depth_mean:.1f}" for start in one.starts),
         "–" if one.long_mean is None else f"{one.long_mean:.1f}",
-        f"{one.seconds:.2f}",
+        "–" if one.seconds is None else f"{one.seconds:.2f}",
         f"{one.arithmetic:.2f}",
         *map(_mark, (one.regret, one.as_chosen, one.parsimony, one.start, one.length)),
     ]
@@ -195,7 +195,7 @@ _READING = (
     "standard error, always that of the best fixed depth. “Smallest” is the smallest fixed depth "
     "within it. Seconds and arithmetic (layers × rows) are the UDN's, over those of the search "
     "through all fixed depths; populations train as one computation, of which each network is "
-    "given a share by its arithmetic."
+    "given a share by its arithmetic. Seconds of two machines are not compared."
 )
 
 
@@ -203,7 +203,8 @@ _LOGS = "Mean test log scores, in nats a row (higher is better)"
 
 
 def _paragraphs(documents: Sequence[Row]) -> list[str]:
-    settings, versions = documents[0]["configuration"], documents[0]["versions"]
+    settings = documents[0]["configuration"]
+    machines = {f"{v['device']} with torch {v['torch']}" for d in documents for v in d["versions"]}
     depths = settings["depths"]
     starts = ", ".join(f"{start:g}" for start in settings["starts"])
     seconds = sum(document["seconds"] for document in documents)
@@ -218,7 +219,7 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
         f"{settings['made_epochs']} epochs on spirals and tents, about {settings['table_steps']} "
         f"steps on tables{longer}. {rows}",
         "",
-        f"Trained on {versions['device']} with torch {versions['torch']} in {seconds:.0f} s.",
+        f"Trained on {' and '.join(sorted(machines))} in {seconds:.0f} s.",
         "",
     ]
 
@@ -233,6 +234,14 @@ def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     missing = [name for name in names if name not in {one.problem["name"] for one in verdicts}]
     if missing:
         words = f"Without fixed depths or a UDN, and not counted: {', '.join(missing)}. {words}"
+    searched, borrowed = (share(verdicts, field) for field in ("chosen", "borrowed"))
+    if borrowed[1]:
+        words += (
+            " The best of many depths in hindsight is a lucky one, too: within one standard error "
+            f"of it is the depth that validation chooses on {searched[0]} of {searched[1]} "
+            "problems, and the depth that is best on the test rows of the other seeds on "
+            f"{borrowed[0]} of {borrowed[1]}."
+        )
     starts, lengths = (share(verdicts, field) for field in ("last_start", "last_length"))
     if starts[1]:
         words += (

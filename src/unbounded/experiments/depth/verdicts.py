@@ -44,15 +44,19 @@ class Verdict:
         chosen_depth: that depth, the mean over seeds.
         dun_score: of DUN.
         dun_mean: E[ℓ] of DUN.
+        borrowed_score: each seed's score of the depth that is best on the test rows of the other
+            seeds: what hindsight is worth on data that it has not seen.
         udn: the UDN from the usual start.
         starts: the UDN from each start.
         long_mean: E[ℓ] after the longer training.
-        seconds: the UDN's over the search's.
+        seconds: the UDN's over the search's; None where these trained on another device.
         arithmetic: the same for layers × rows.
         settled: the share of UDN runs whose rule came to rest.
         log_scores: mean test log scores (nats a row) of the best fixed depth, of the one that
             validation chooses, of DUN and of the UDN.
         regret: whether the UDN is within one standard error of the best.
+        borrowed: whether the depth of `borrowed_score` is. It knows all but its own seed's test
+            rows, so no method that chooses one depth can be expected to hold more often.
         as_chosen: whether it is as good as the depth that validation chooses.
         cheap: whether it costs at most a quarter of that search, both ways.
         parsimony: whether its mode is at most two above the smallest depth that is enough.
@@ -72,21 +76,30 @@ class Verdict:
     chosen_depth: float
     dun_score: float | None
     dun_mean: float | None
+    borrowed_score: float | None
     udn: Start
     starts: tuple[Start, ...]
     long_mean: float | None
-    seconds: float
+    seconds: float | None
     arithmetic: float
     settled: float
     log_scores: dict[str, float | None]
     regret: bool | None
+    borrowed: bool | None
     as_chosen: bool
-    cheap: bool
+    cheap: bool | None
     parsimony: bool | None
     start: bool | None
     length: bool | None
     last_start: bool | None
     last_length: bool | None
+
+    @property
+    def chosen(self) -> bool | None:
+        """Whether the depth that validation chooses is within one standard error of the best."""
+        if self.error is None:
+            return None
+        return within(self.chosen_score, self.best_score, self.error, _sign(self.problem["task"]))
 
     @property
     def loss(self) -> float:
@@ -120,16 +133,17 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
     if error is not None:
         enough = [d for d, m in means.items() if within(m, means[best], error, sign)]
         smallest = min(enough)
-    picks = chosen_by_validation([row for mine in fixed.values() for row in mine], sign)
+    borrowed = None if error is None else borrowed_score(fixed, sign)
+    search = [row for mine in fixed.values() for row in mine]
+    picks = chosen_by_validation(search, sign)
     chosen = mean_score(picks, sign)
     starts = tuple(_start(mu, mine, sign) for mu, mine in sorted(usual.items()))
     udn = next(one for one in starts if one.start == start)
     long_mean, long_last = (_mean(longer, name) for name in ("depth_mean", "last_depth_mean"))
     logs = {"best": fixed[best], "chosen": picks, "DUN": dun, "UDN": usual[start]}
-    seconds, arithmetic = (
-        cost(usual[start], [row for mine in fixed.values() for row in mine], field)
-        for field in ("seconds", "layer_rows")
-    )
+    arithmetic = cost(usual[start], search, "layer_rows")
+    devices = {row.get("device") for row in (*usual[start], *search)}
+    seconds = cost(usual[start], search, "seconds") if len(devices) == 1 else None
     return Verdict(
         problem=problem,
         best_depth=best,
@@ -140,6 +154,7 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         chosen_depth=statistics.fmean(row["depth"] for row in picks),
         dun_score=mean_score(dun, sign) if dun else None,
         dun_mean=_mean(dun, "depth_mean"),
+        borrowed_score=borrowed,
         udn=udn,
         starts=starts,
         long_mean=long_mean,
@@ -148,8 +163,13 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         settled=statistics.fmean(row.get("settled_epoch") is not None for row in usual[start]),
         log_scores={name: _mean(mine, "test_log_score") for name, mine in logs.items()},
         regret=None if error is None else within(udn.score, means[best], error, sign),
+        borrowed=(
+            None
+            if error is None or borrowed is None
+            else within(borrowed, means[best], error, sign)
+        ),
         as_chosen=within(udn.score, chosen, 0.0, sign),
-        cheap=max(seconds, arithmetic) <= COST,
+        cheap=None if seconds is None else max(seconds, arithmetic) <= COST,
         parsimony=None if smallest is None else udn.depth_mode <= smallest + LAYERS_ABOVE,
         start=same_ends(starts, error),
         length=None if long_mean is None else near([udn.depth_mean, long_mean]),
@@ -194,6 +214,23 @@ def chosen_by_validation(fixed: Sequence[Row], sign: int) -> list[Row]:
         return (-math.inf if value is None else sign * value), -row["depth"]
 
     return [max(mine, key=key) for _, mine in sorted(by(fixed, "seed", lambda _: True).items())]
+
+
+def borrowed_score(fixed: dict[int, list[Row]], sign: int) -> float | None:
+    """The mean over seeds of the depth with the best mean test score on all other seeds.
+
+    None unless every depth has the same seeds, two at least.
+    """
+    scores = {depth: {row["seed"]: row["test_score"] for row in r} for depth, r in fixed.items()}
+    seeds = set.union(*map(set, scores.values()))
+    if len(seeds) < 2 or any(set(one) != seeds or None in one.values() for one in scores.values()):
+        return None
+    found = []
+    for seed in seeds:
+        others = {d: statistics.fmean(one[s] for s in seeds - {seed}) for d, one in scores.items()}
+        best = max(others, key=lambda depth: (sign * others[depth], -depth))
+        found.append(scores[best][seed])
+    return statistics.fmean(found)
 
 
 def cost(udn: Sequence[Row], search: Sequence[Row], field: str) -> float:
@@ -248,9 +285,10 @@ def share(verdicts: Iterable[Verdict], field: str) -> tuple[int, int]:
 
 
 def costs(verdicts: Sequence[Verdict]) -> tuple[float, float]:
-    """Seconds and arithmetic over the search's, on average over the problems."""
+    """Seconds and arithmetic over the search's, on average over the problems that have them."""
+    seconds = [one.seconds for one in verdicts if one.seconds is not None]
     return (
-        statistics.fmean(one.seconds for one in verdicts),
+        statistics.fmean(seconds) if seconds else math.nan,
         statistics.fmean(one.arithmetic for one in verdicts),
     )
 
