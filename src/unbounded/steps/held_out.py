@@ -313,7 +313,9 @@ class HeldOutAscent(DepthRule):
         stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT] < noise
         long_since = total > torch.maximum(1.5 * arrived, arrived + _EARLIEST)
         rests = stays & calm & long_since & (state[:, _GENERALISES] > 0)
-        state[:, _RESTS] = torch.where(stays, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
+        # What was told to rest does so wherever q is; what came to rest by itself may be roused.
+        kept = torch.where(stays | (state[:, _RESTS] == _FOR_GOOD), state[:, _RESTS], 0.0)
+        state[:, _RESTS] = torch.maximum(kept, rests.double())
         for place, value in ((_MEAN, mean), (_WIDTH, width), (_ARRIVED, total)):
             state[:, place] = torch.where(stays, state[:, place], value)
 
@@ -433,9 +435,12 @@ class HeldOutAscent(DepthRule):
             raise FileError("the counts of the rule should be at least 0")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put them back; who was told to rest before goes on resting."""
+        told = bool((self._state[0, _RESTS] == _FOR_GOOD).item())
         for name, value in state.items():
             setattr(self, f"_{name}", value.clone().to(model.anchor.device))
+        if told:
+            self.rest()
 
 
 def _checked(reference: tuple[float, float]) -> tuple[float, float]:
