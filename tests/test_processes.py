@@ -21,7 +21,7 @@ from unbounded.parallel import ALONE, ProcessError
 from unbounded.parallel.rows import own_rows
 from unbounded.parallel.start import meet
 from unbounded.training.agreement import check_places
-from unbounded.training.shared import check_parts
+from unbounded.training.shared import check_parts, deal
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
@@ -96,10 +96,17 @@ def check_words(first: dict, second: dict) -> None:
         assert "unbounded: error: unbounded demo runs in one process" in one["err"]
 
 
-def test_two_processes(tmp_path):
-    ended = run(variables(2), "all", tmp_path)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes do: started once, since that takes longer than what they do."""
+    folder = tmp_path_factory.mktemp("two")
+    ended = run(variables(2), "two", folder)
     assert ended.returncode == 0, ended.stdout
-    found = torch.load(tmp_path / "all.pt", weights_only=False)
+    return folder, torch.load(folder / "two.pt", weights_only=False)
+
+
+def test_two_processes(two):
+    tmp_path, found = two
     check_all(found, OPTIONS.keys() - set(OWN))
     assert apart(found["whole"], found["cut"]) == 0  # bit for bit
     assert apart(several.own_loop(), found["loop"]) <= 1e-10
@@ -125,7 +132,7 @@ def test_two_processes(tmp_path):
 
 
 def test_four_processes(tmp_path):
-    several.train("held_out", epochs=3, checkpoint=tmp_path / "half.checkpoint")
+    several.train("held_out", epochs=several.CUT, checkpoint=tmp_path / "half.checkpoint")
     ended = run(variables(4), "four", tmp_path)
     assert ended.returncode == 0, ended.stdout
     found = torch.load(tmp_path / "four.pt", weights_only=False)
@@ -135,7 +142,7 @@ def test_four_processes(tmp_path):
 
 def test_a_killed_process_is_started_again(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
+    command += ["--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
     ended = subprocess.run(
         [*command, str(HERE / "several.py"), "elastic", str(tmp_path)],
         env=environment(),
@@ -144,22 +151,18 @@ def test_a_killed_process_is_started_again(tmp_path):
         timeout=240,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stderr.count("exitcode: -9") >= 2, ended.stderr  # one was killed, twice
+    assert "exitcode: -9" in ended.stderr, ended.stderr  # one was killed
     found = torch.load(tmp_path / "elastic.pt", weights_only=False)
     assert apart(several.train("plain"), found["plain"]) <= 1e-10
-    assert apart(several.train("plain", **several.SHORT), found["shards"]) <= 1e-10
 
 
-def test_a_peer_that_does_not_come(tmp_path):
-    ended = run({**variables(2, timeout=3), "RANK": "0"}, "elastic", tmp_path)
-    assert ended.returncode == 1
-    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
-
-
-def test_a_peer_that_leaves(tmp_path):
-    ended = run(variables(2), "die", tmp_path)
-    assert ended.returncode == 1
-    assert "ProcessError: process 0 of 2 cannot reach the others" in ended.stdout
+def test_a_peer_that_does_not_come(monkeypatch):
+    """The one who is there waits no longer than it may, and says who is missing."""
+    for name, value in {**variables(2, timeout=1), "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    words = r"process 0 of 2 cannot reach the others: .*process 1 did not come within 1 seconds"
+    with pytest.raises(ProcessError, match=words):
+        parallel.current()
 
 
 def test_those_who_are_here_now_meet():
@@ -217,16 +220,24 @@ def test_alone_nothing_is_asked(monkeypatch):
         parallel.current()
 
 
-def test_processes_divide_models_and_rows_on_disk(tmp_path):
+def test_models_are_dealt_in_the_chunks_of_one_process():
+    assert deal([[2, 0], [1, 3], [4]], 2) == [[2, 0], [1, 3], [4]]
+    assert deal([[2, 0], [1, 3], [4]], 3) == [[2, 0], [1, 3], [4]]
+    assert deal([[0, 1, 2, 3, 4]], 2) == [[0, 2, 4], [1, 3]]
+    assert deal([[2, 0], [1]], 4) == [[2], [0], [1]]  # one goes without
+
+
+def test_processes_divide_models_and_rows_on_disk(two):
     """Three models among two processes are those of one process; rows come once.
 
-    Bit for bit where each is trained by itself: sums of a stack are rounded by who is in it.
+    Bit for bit where the same ones train together: sums of a stack are rounded by who is in it.
     """
-    ended = run(variables(2), "apart", tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    found = torch.load(tmp_path / "apart.pt", weights_only=False)
-    assert apart(several.members(chunk=1), found["members"]) == 0
-    assert apart(several.members(), found["cut"]) <= 1e-10
+    tmp_path, found = two[0], two[1]["apart"]
+    alone = several.members()
+    assert apart(several.members(chunk=2), found["chunks"]) == 0
+    assert apart(alone, found["members"]) <= 1e-10
+    assert apart(alone, found["cut"]) <= 1e-10
+    assert apart(several.few(), found["few"]) == 0
     assert {p.name for p in tmp_path.glob("members*")} == {
         "members-1of2.checkpoint",
         "members-2of2.checkpoint",

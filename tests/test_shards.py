@@ -1,17 +1,15 @@
 """Layers in shards: the results of one process, in a part of its memory."""
 
 import json
-import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 import torch
 
 import sharded
-from test_processes import HERE, apart, variables
+from test_processes import HERE, apart, free_port, variables
 from unbounded.network import WHOLE
 from unbounded.schema import FileError
 
@@ -52,7 +50,7 @@ def check_damage(path) -> None:
 
 
 def test_two_and_four_processes(tmp_path):
-    begun = {"epochs": 3, "checkpoint": tmp_path / "alone.checkpoint"}
+    begun = {"epochs": sharded.several.CUT, "checkpoint": tmp_path / "alone.checkpoint"}
     sharded.run("rate", True, **begun)
     ended = run(variables(2), "two", tmp_path)
     assert ended.returncode == 0, ended.stdout
@@ -79,32 +77,32 @@ def test_two_and_four_processes(tmp_path):
             assert words in told[kind], kind
             assert "\n" not in told[kind]
     # A run of two goes on alone, and in four processes.
-    shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *_: ["copy", "alone"])
-    rest = sharded.run("rate", True, checkpoint=tmp_path / "copy/half.checkpoint", resume=True)
+    rest = sharded.run("rate", True, checkpoint=tmp_path / "one/run.checkpoint", resume=True)
     assert apart(found["rate"], rest) <= 1e-10
-    assert not list(tmp_path.glob("copy/half.checkpoint.*.shards"))  # it wrote one file
+    assert not list(tmp_path.glob("one/run.checkpoint.*.shards"))  # it wrote one file
     check_damage(tmp_path / "run.checkpoint")
     ended = run(variables(4), "four", tmp_path)
     assert ended.returncode == 0, ended.stdout
     four = torch.load(tmp_path / "four.pt", weights_only=False)
-    check_runs(four, sharded.FOUR)
+    check_runs(four, ["clip"])
     assert apart(found["rate"], four["half"]) <= 1e-10
 
 
-def test_a_peer_that_hangs(tmp_path):
-    """With and without shards, both at once: it is a test of waiting."""
-    folders = {scenario: tmp_path / scenario for scenario in ("hang", "hang_shards")}
-    for folder in folders.values():
-        folder.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(run, variables(2, timeout=5), *item) for item in folders.items()]
-        assert [one.result().returncode for one in runs] == [1, 1]
-    for folder in folders.values():
-        words, seconds = json.loads((folder / "hang.json").read_text())
+def test_peers_that_are_lost(tmp_path):
+    """One hangs, with and without shards; one is killed, and the run goes on when it is back."""
+    given = variables(2, timeout=5) | {"PORTS": " ".join(str(free_port()) for _ in range(3))}
+    ended = run(given, "lost", tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    statuses = json.loads((tmp_path / "statuses.json").read_text())
+    assert statuses == {name: [1, -9] for name in sharded.LOST}
+    for name in sharded.LOST:
+        words, seconds = json.loads((tmp_path / f"{name}.json").read_text())
         assert words.count("process 0 of 2 cannot reach the others") == 1, words
         assert words.startswith("ProcessError: ")
         assert "\n" not in words
         assert seconds < 15
+    found = torch.load(tmp_path / "killed.pt", weights_only=False)
+    assert apart(sharded.train("plain", **sharded.several.SHORT), found) <= 1e-10
 
 
 def test_alone_nothing_is_spread():
