@@ -1,4 +1,4 @@
-"""Runs of `fit` in several processes: python several.py SCENARIO FOLDER, in each of them.
+"""Runs of `fit` in several processes: python several.py FOLDER SCENARIO …
 
 The first one writes what they ended with; the tests compare it with a run in one process.
 """
@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -424,7 +425,7 @@ def main(scenario: str, folder: Path) -> None:
         (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(told))
         found |= halves(folder) | {"apart": apart(folder)}
     if scenario == "four":  # what one has begun
-        found["rest"] = train("held_out", checkpoint=folder / "half.checkpoint", resume=True)
+        found["rest"] = train("held_out", checkpoint=folder / "four.checkpoint", resume=True)
     if scenario == "elastic":
         options = {"checkpoint": folder / "run.checkpoint", "checkpoint_every": 1, "resume": True}
         found["plain"] = train("plain", callbacks=[Signal(signal.SIGKILL)], **options)
@@ -432,15 +433,28 @@ def main(scenario: str, folder: Path) -> None:
         torch.save(found, folder / f"{scenario}.pt")
 
 
-def start(size: int, port: object, *arguments) -> list[int]:
+SIZES = {"two": 2, "four": 4}
+"""How many processes a scenario has; two by default."""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start(scenario: str, folder: Path) -> list[int]:
     """Become several, having imported all that takes long; in the first one, their numbers."""
+    size, port = SIZES.get(scenario, 2), free_port()
     torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     children = []
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_PORT=str(port))
-            main(*arguments)
+            given = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+            given |= {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+            os.environ.update({name: str(value) for name, value in given.items()})
+            main(scenario, folder)
             sys.exit(0)
         children.append(child)
     return children
@@ -451,16 +465,18 @@ def ended(children: list[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def fork(size: int, *arguments) -> None:
-    """Begin as one process, become several, and end with 1 if one of them fails."""
-    sys.exit(int(any(ended(start(size, os.environ["MASTER_PORT"], *arguments)))))
+def fork(folder: Path, scenarios: list[str]) -> None:
+    """One scenario after another in processes that all begin as this one; with 1 if one fails."""
+    for scenario in scenarios:
+        if any(ended(start(scenario, folder))):
+            sys.exit(1)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    folder, scenarios = Path(sys.argv[1]), sys.argv[2:]
     if "RANK" in os.environ:
-        main(scenario, folder)
+        main(scenarios[0], folder)
     else:
-        fork(int(os.environ["WORLD_SIZE"]), scenario, folder)
+        fork(folder, scenarios)

@@ -1,4 +1,4 @@
-"""Runs of `fit` with layers in shards: python sharded.py SCENARIO FOLDER, as `several.py`."""
+"""Runs of `fit` with layers in shards: python sharded.py FOLDER SCENARIO …, as `several.py`."""
 
 import importlib
 import json
@@ -299,12 +299,12 @@ def lost(name: str, folder: Path) -> dict:
 
 def lose(folder: Path) -> None:
     """All such runs at once, since they wait for most of the time; then one of them goes on."""
-    ports = os.environ["PORTS"].split()
-    pairs = {n: several.start(2, port, n, folder) for n, port in zip(LOST, ports, strict=False)}
+    os.environ["UNBOUNDED_TIMEOUT"] = "5"
+    pairs = {name: several.start(name, folder) for name in LOST}
     statuses = {name: several.ended(pair) for name, pair in pairs.items()}
     (folder / "statuses.json").write_text(json.dumps(statuses))
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # nobody is killed this time
-    several.fork(2, "killed", folder)
+    several.fork(folder, ["killed"])
 
 
 def main(scenario: str, folder: Path) -> None:
@@ -330,11 +330,9 @@ def main(scenario: str, folder: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
     several.main = main
     for name in ("_dynamo", "distributed.fsdp", "distributed.checkpoint"):
         importlib.import_module(f"torch.{name}")  # once, before the processes part
-    if scenario == "lost":
-        lose(folder)
-    else:
-        several.fork(int(os.environ["WORLD_SIZE"]), scenario, folder)
+    folder, scenarios = Path(sys.argv[1]), sys.argv[2:]
+    several.fork(folder, scenarios)
+    lose(folder)

@@ -49,7 +49,7 @@ def prepare(folder: Path) -> Trainer:
     return found
 
 
-def main(folder: Path) -> None:
+def main(scenario: str, folder: Path) -> None:
     trainer = prepare(folder)
     told = {name: study(name, folder) for name in STUDIES}
     told["images"] = trainer.names
@@ -73,4 +73,4 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     several.main = main
-    several.fork(2, Path(sys.argv[1]))
+    several.fork(Path(sys.argv[1]), ["studies"])

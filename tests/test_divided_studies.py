@@ -1,14 +1,12 @@
 """Studies under torchrun: processes divide the networks, and the files are those of one."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import studied
-from test_processes import HERE, variables
+from test_processes import run
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -34,9 +32,7 @@ def files(folder) -> dict:
 def test_two_processes_write_what_one_does(tmp_path, monkeypatch):
     alone, both = tmp_path / "alone", tmp_path / "both"
     both.mkdir()
-    command = [sys.executable, str(HERE / "studied.py"), str(both)]
-    ended = subprocess.run(command, env=variables(2), timeout=240, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run("studied.py", both)
     first, second = (json.loads((both / f"told.{rank}.json").read_text()) for rank in range(2))
     with monkeypatch.context() as context:
         context.setattr(studied.image_runs, "train", None)
