@@ -1,8 +1,7 @@
-"""Tokens in several processes: python combined.py tokens FOLDER, as several.py."""
+"""Tokens in several processes: python combined.py FOLDER tokens, as several.py."""
 
 import importlib
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -145,4 +144,4 @@ if __name__ == "__main__":
     several.main = main
     for name in ("_dynamo", "distributed.fsdp"):
         importlib.import_module(f"torch.{name}")  # once, before the processes part
-    several.fork(int(os.environ["WORLD_SIZE"]), sys.argv[1], Path(sys.argv[2]))
+    several.fork(Path(sys.argv[1]), sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Runs of `fit` in several processes: python several.py SCENARIO FOLDER, in each of them.
+"""Runs of `fit` in several processes: python several.py FOLDER SCENARIO …
 
 The first one writes what they ended with; the tests compare it with a run in one process.
 """
@@ -7,7 +7,9 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
+import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -40,7 +42,7 @@ def weights(rows: int = ROWS):
 
 
 class Moves(Callback):
-    """λ goes up after the second epoch and comes down after the fourth: births, a smaller support.
+    """λ goes up after the first epoch and comes down after the second: births, a smaller support.
 
     Real problems do this over many epochs; tests have less time.
     """
@@ -52,7 +54,7 @@ class Moves(Callback):
         self.move(trainer)  # the checkpoint was written before
 
     def move(self, trainer):
-        factor = {2: 3.0, 4: 0.25}.get(trainer.epoch)
+        factor = {1: 3.0, 2: 0.25}.get(trainer.epoch)
         if factor is not None:
             for model in trainer.models:
                 family = model.depth
@@ -85,25 +87,47 @@ OPTIONS = {
     "average": {"average": 0.9},
     "paces": {"equal_heads": True, "equal_layers": True, "drop_inactive": True},
     "modules": {"optimizer": partial(torch.optim.SGD, momentum=0.9)},
-    "both": {"models": 2},
+    "both": {"models": 2, "engine": Eager},
+    "combined": {
+        "clip": 0.05,
+        "weights": weights(),
+        "batch_size": 29,
+        "micro_batches": 3,
+        "average": 0.9,
+        "patience": 2,
+        "select": "score",
+        "schedule": lambda epoch: 1 / (1 + epoch),
+    },
+    "graphs": {
+        "engine": Graphs,
+        "depth_rule": lambda: RateAscent(speed=0.05, memory=4, youth=6),
+        "clip": 0.05,
+        "weights": weights(),
+        "batch_size": 29,
+        "micro_batches": 3,
+        "equal_heads": True,
+    },
     "dropout": {},
     "batch_norm": {},
 }
 
 
-SHORT = {"epochs": 4, "batch_size": 45}
+SHORT = {"batch_size": 45}
 
 OWN = ("dropout", "batch_norm")
 """What depends on which rows a process has: masks, and the statistics of its rows."""
 
-FOUR = ("held_out", "weights", "uneven", "accumulation")
-"""What more processes make different: rows that do not divide evenly, or that one goes without."""
+FOUR = ("held_out", "combined")
+"""A depth rule; and all else, with rows that do not divide evenly, or that one goes without."""
+
+CUT = 2
+"""Epochs after which runs are cut in two."""
 
 
-def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
+def train(name: str, epochs: int = 4, **changes):
     """One run; returns all that should be the same, whoever made it."""
     options = {**OPTIONS[name], **changes}
-    options = {k: v() if k == "depth_rule" else v for k, v in options.items()}
+    options = {k: v() if k in ("depth_rule", "engine") else v for k, v in options.items()}
     family = ub.TruncatedNormal(2.0) if name == "held_out" else None
     layers = None
     if name in ("modules", "dropout", "batch_norm"):
@@ -112,19 +136,19 @@ def train(name: str, folder: Path | None = None, epochs: int = 6, **changes):
         layers = ub.CustomLayers(partial(normed, norm, share), lambda depth: nn.Linear(6, 2))
         torch.manual_seed(parallel.rank())
     # Small buckets go off while the backward pass goes on; the usual ones hold all of a model.
-    buckets.BUCKET_BYTES = 200 if name in ("modules", "accumulation", "both") else 8 << 20
+    small = name in ("modules", "accumulation", "both", "combined", "graphs")
+    buckets.BUCKET_BYTES = 200 if small else 8 << 20
     many = options.pop("models", 1)
     models = [model(family, layers) for _ in range(many)]
     callbacks = [Moves(), *options.pop("callbacks", [])]
     result = ub.fit(
         models if many > 1 else models[0],
         *data(),
-        validation=(*data(41, seed=1), weights(41)) if name == "weights" else data(41, seed=1),
+        validation=(*data(41, seed=1), weights(41)) if "weights" in options else data(41, seed=1),
         monitor={"test": data(3, seed=2)},
         epochs=epochs,
         callbacks=callbacks,
         progress=False,
-        engine=Eager() if many > 1 else None,
         **{"batch_size": 16, "lr": 0.01, "select": "last", **options},
     )
     hooks = [p._post_accumulate_grad_hooks for one in models for p in one.parameters()]
@@ -148,6 +172,7 @@ class Signal(Callback):
 
     def on_fit_start(self, trainer):
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.since = time.monotonic()
         if trainer.processes.rank != 1 or attempt != self.attempt:
             return
         step, count = trainer.engine.step, [0]
@@ -169,7 +194,8 @@ KINDS = {
     "version": "version of unbounded is '0.1.0' in process 0, '9.9' in process 1",
     "few": "training data: there is one row",
     "batch": "batch_size is 1 for",
-    "graphs": "Graphs does not take several processes: use Eager()",
+    "graphs": "Graphs does not take shard=True with several processes: use Eager()",
+    "captured": "Graphs does not take sync_batch_norm=True with several processes: use Eager()",
     "stacked": "Stacked does not take several processes: use Eager()",
     "loader": "training data: each process would read all rows of the loader",
     "folder": "checkpoint: the folder /proc/no does not exist",
@@ -199,8 +225,11 @@ def wrong(kind: str, folder: Path) -> None:
         x, y, options["batch_size"] = x[:1], y[:1], 1
     if kind == "batch":
         options["batch_size"] = 1
-    if kind in ("graphs", "stacked"):
-        options["engine"] = Graphs() if kind == "graphs" else Stacked()
+    if kind == "stacked":
+        options["engine"] = Stacked()
+    if kind in ("graphs", "captured"):
+        named = {"graphs": "shard", "captured": "sync_batch_norm"}[kind]
+        options |= {"engine": Graphs(), named: True}
     if kind == "loader":
         sets = torch.utils.data.TensorDataset(x, y)
         x, y = torch.utils.data.DataLoader(sets, 16), None
@@ -286,7 +315,8 @@ def words(folder: Path) -> dict[str, str]:
         table.write_text("\n".join(["a,b,c,k", *lines]) + "\n")
     parallel.current().gather(None)  # until it is there
     command = ["fit", str(table), "--target", "k", "--out", str(folder / "table.udn")]
-    command += ["--epochs", "4", "--device", "cpu", "--no-references"]
+    command += ["--epochs", "2", "--width", "6", "--device", "cpu"]
+    command += ["--no-references", "--no-report"]
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         status = [cli.main(command), cli.main([*command, "--drop", "z"]), cli.main(["demo"])]
     return {"bar": bar.getvalue(), "out": out.getvalue(), "err": err.getvalue(), "status": status}
@@ -297,11 +327,11 @@ def halves(folder: Path) -> dict:
     whole = train("dropout")
     path = folder / "run.checkpoint"
     options = {"checkpoint": path, "resume": True}
-    train("dropout", epochs=3, **options)
+    train("dropout", epochs=CUT, **options)
     torch.manual_seed(99)  # of no importance: the checkpoint has the state
     cut = train("dropout", **options)
     half = folder / "half.checkpoint"
-    train("held_out", epochs=3, checkpoint=half)
+    train("held_out", epochs=CUT, checkpoint=half)
     return {"whole": whole, "cut": cut, "loop": own_loop(), "batch_norm": train("batch_norm")}
 
 
@@ -314,6 +344,13 @@ def members(folder: Path | None = None, **changes) -> dict:
     rows = [[{**row, "seconds": 0} for row in one.history] for one in results]
     best = [one.best_epoch for one in results]
     return {"rows": rows, "best": best, "states": [one.state_dict() for one in models]}
+
+
+def few() -> list:
+    """One model in a list, and an engine that does not divide rows: all processes end with it."""
+    models = [model()]
+    (result,) = ub.fit(models, *data(), epochs=2, batch_size=16, engine=Stacked(), progress=False)
+    return [result.history[-1]["step"], models[0].state_dict()]
 
 
 def from_disk(folder: Path) -> dict:
@@ -359,7 +396,8 @@ def table() -> list:
 
 def apart(folder: Path) -> dict:
     """What is done with many models, and with rows on disk."""
-    found = {"members": members(chunk=1), "disk": from_disk(folder)}
+    found = {"members": members(), "chunks": members(chunk=2), "disk": from_disk(folder)}
+    found["few"] = few()
     found |= {"ensemble": torch.from_numpy(ensemble()), "table": table()}
     path = {"checkpoint": folder / "members.checkpoint"}
     members(**path, epochs=2)
@@ -378,46 +416,67 @@ def apart(folder: Path) -> dict:
 
 
 def main(scenario: str, folder: Path) -> None:
-    found = apart(folder) if scenario == "apart" else {}
-    if scenario in ("all", "four"):
-        names = [name for name in OPTIONS if name not in OWN] if scenario == "all" else FOUR
+    found: dict = {}
+    if scenario in ("two", "four"):
+        names = [name for name in OPTIONS if name not in OWN] if scenario == "two" else FOUR
         found = {name: train(name) for name in names}
-    if scenario == "all":
+    if scenario == "two":
         told = {"faults": faults(folder), "words": words(folder), "ends": ends(folder)}
         (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(told))
-        found |= halves(folder)
-    if scenario == "four":  # what two have begun
-        found["rest"] = train("held_out", checkpoint=folder / "half.checkpoint", resume=True)
-    if scenario in ("elastic", "die"):
-        path = folder / "run.checkpoint"
-        options = {"checkpoint": path, "checkpoint_every": 1, "resume": True}
+        found |= halves(folder) | {"apart": apart(folder)}
+    if scenario == "four":  # what one has begun
+        found["rest"] = train("held_out", checkpoint=folder / "four.checkpoint", resume=True)
+    if scenario == "elastic":
+        options = {"checkpoint": folder / "run.checkpoint", "checkpoint_every": 1, "resume": True}
         found["plain"] = train("plain", callbacks=[Signal(signal.SIGKILL)], **options)
-        # And once more, with layers in shards.
-        options |= {"checkpoint": folder / "shards.checkpoint", "shard": True, **SHORT}
-        found["shards"] = train("plain", callbacks=[Signal(signal.SIGKILL, 5, 1)], **options)
     if parallel.rank() == 0:
         torch.save(found, folder / f"{scenario}.pt")
 
 
-def fork(size: int, *arguments) -> int:
-    """Begin as one process, which has imported all that takes long, and become several."""
+SIZES = {"two": 2, "four": 4}
+"""How many processes a scenario has; two by default."""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start(scenario: str, folder: Path) -> list[int]:
+    """Become several, having imported all that takes long; in the first one, their numbers."""
+    size, port = SIZES.get(scenario, 2), free_port()
     torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     children = []
     for rank in range(size):
         child = os.fork()
         if child == 0:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-            return main(*arguments)
+            given = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+            given |= {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+            os.environ.update({name: str(value) for name, value in given.items()})
+            main(scenario, folder)
+            sys.exit(0)
         children.append(child)
-    status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    return sys.exit(next((1 for one in status if one), 0))
+    return children
+
+
+def ended(children: list[int]) -> list[int]:
+    """Wait for processes; their exit statuses."""
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def fork(folder: Path, scenarios: list[str]) -> None:
+    """One scenario after another in processes that all begin as this one; with 1 if one fails."""
+    for scenario in scenarios:
+        if any(ended(start(scenario, folder))):
+            sys.exit(1)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
+    folder, scenarios = Path(sys.argv[1]), sys.argv[2:]
     if "RANK" in os.environ:
-        main(scenario, folder)
+        main(scenarios[0], folder)
     else:
-        fork(int(os.environ["WORLD_SIZE"]), scenario, folder)
+        fork(folder, scenarios)

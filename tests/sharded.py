@@ -1,8 +1,9 @@
-"""Runs of `fit` with layers in shards: python sharded.py SCENARIO FOLDER, as `several.py`."""
+"""Runs of `fit` with layers in shards: python sharded.py FOLDER SCENARIO …, as `several.py`."""
 
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -28,8 +29,6 @@ RUNS = {
     "modules": ("modules", {"equal_heads": True, "equal_layers": True, "drop_inactive": True}),
 }
 """A run of `several.train` and what is changed of it: every option that shards have to do with."""
-
-FOUR = ("clip", "rate")
 
 
 class Bytes(Callback):
@@ -77,6 +76,9 @@ def noisy(shard: bool) -> dict:
         "frozen": [outputs, q],
     }
 
+
+LOST = ("hang", "hang_shards", "killed")
+"""Runs that lose the second process."""
 
 PARTS = (((0, 10), (16, 22), (32, 37)), ((10, 16), (22, 32)))
 """Rows of each process, batch by batch: the second one has none left for the third batch."""
@@ -228,18 +230,26 @@ def halves(folder: Path) -> dict:
     stray = folder / f"{path.name}.{'0' * 16}.shards"
     if parallel.rank() == 0:
         stray.mkdir()  # what a process that was killed has left behind
-    once(epochs=3, checkpoint=path)
+    once(epochs=several.CUT, checkpoint=path)
     found["folders"] = [len(list(folder.glob("run.checkpoint.*.shards"))), stray.exists()]
+    if parallel.rank() == 0:  # to be gone on with by others
+        for name in ("one", "four"):
+            shutil.copytree(folder, folder / name, ignore=_others)
+    parallel.current().gather(None)  # until they are there
     digest = shard_files._digest
     try:
-        once(epochs=4, checkpoint=path, resume=True, callbacks=[Full()])
+        once(epochs=several.CUT + 1, checkpoint=path, resume=True, callbacks=[Full()])
     except Exception as error:
         found["failed"] = f"{type(error).__name__}: {error}"
     shard_files._digest = digest
     found["cut"] = once(checkpoint=path, resume=True)
-    once(epochs=3, checkpoint=folder / "half.checkpoint")
     found["alone"] = once(checkpoint=folder / "alone.checkpoint", resume=True)
     return found
+
+
+def _others(folder: str, names: list[str]) -> list[str]:
+    """What is not the checkpoint."""
+    return [name for name in names if Path(folder).suffix == "" and "run.checkpoint" not in name]
 
 
 class Full(Callback):
@@ -270,17 +280,31 @@ class Hang(Callback):
         trainer.engine.step = silent
 
 
-def hang(folder: Path, shard: bool) -> None:
-    """Who waits says so in time, and ends."""
-    pids = parallel.current().gather(os.getpid())
-    watch = Hang()
+def lost(name: str, folder: Path) -> dict:
+    """A run whose second process is lost: who waits says so in time, and ends."""
+    pids, watch, options = parallel.current().gather(os.getpid()), Hang(), {}
+    if name == "killed":
+        watch = several.Signal(signal.SIGKILL, 5)
+        path = {"checkpoint": folder / "killed.checkpoint", "checkpoint_every": 1, "resume": True}
+        options = {**several.SHORT, **path}
     try:
-        train("plain", shard=shard, callbacks=[watch])
+        return train("plain", shard=name != "hang", callbacks=[watch], **options)
     except Exception as error:
         told = [f"{type(error).__name__}: {error}", time.monotonic() - watch.since]
-        (folder / "hang.json").write_text(json.dumps(told))
-        os.kill(pids[1], signal.SIGKILL)
+        (folder / f"{name}.json").write_text(json.dumps(told))
+        if name != "killed":
+            os.kill(pids[1], signal.SIGKILL)
         raise
+
+
+def lose(folder: Path) -> None:
+    """All such runs at once, since they wait for most of the time; then one of them goes on."""
+    os.environ["UNBOUNDED_TIMEOUT"] = "5"
+    pairs = {name: several.start(name, folder) for name in LOST}
+    statuses = {name: several.ended(pair) for name, pair in pairs.items()}
+    (folder / "statuses.json").write_text(json.dumps(statuses))
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"  # nobody is killed this time
+    several.fork(folder, ["killed"])
 
 
 def main(scenario: str, folder: Path) -> None:
@@ -294,13 +318,11 @@ def main(scenario: str, folder: Path) -> None:
         found |= {"loaders": loaders(), "batch_norm": batch_norm(True), "sampled": sampled()}
         (folder / f"told.{parallel.rank()}.json").write_text(json.dumps(refusals()))
     if scenario == "four":
-        found = {name: run(name, True) for name in FOUR}
-        path = folder / "half.checkpoint"  # what two have begun
+        found = {"clip": run("clip", True)}
+        path = folder / "four" / "run.checkpoint"  # what two have begun
         found["half"] = run("rate", True, checkpoint=path, resume=True)
-    if scenario == "hang":
-        hang(folder, False)
-    if scenario == "hang_shards":
-        hang(folder, True)
+    if scenario in LOST:
+        found = lost(scenario, folder)
     if parallel.rank() == 0:
         torch.save(found, folder / f"{scenario}.pt")
 
@@ -308,11 +330,9 @@ def main(scenario: str, folder: Path) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
     several.main = main
     for name in ("_dynamo", "distributed.fsdp", "distributed.checkpoint"):
         importlib.import_module(f"torch.{name}")  # once, before the processes part
-    if "RANK" in os.environ:
-        main(scenario, folder)
-    else:
-        several.fork(int(os.environ["WORLD_SIZE"]), scenario, folder)
+    folder, scenarios = Path(sys.argv[1]), sys.argv[2:]
+    several.fork(folder, scenarios)
+    lose(folder)

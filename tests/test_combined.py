@@ -22,7 +22,7 @@ from unbounded.training import RateAscent
     reason="torch was built without gloo",
 )
 def test_tokens_in_two_processes(tmp_path):
-    command = [sys.executable, str(HERE / "combined.py"), "tokens", str(tmp_path)]
+    command = [sys.executable, str(HERE / "combined.py"), str(tmp_path), "tokens"]
     ended = subprocess.run(command, env=variables(2), timeout=240, text=True, capture_output=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = torch.load(tmp_path / "tokens.pt", weights_only=False)

@@ -346,6 +346,30 @@ def test_resumed_bit_for_bit(tmp_path):
     assert rule._state[0, 8] > 0
 
 
+def test_a_rest_that_was_asked_for_holds(tmp_path):
+    """During the fits that follow, of one model or many, and in one that goes on from a file."""
+    models, data, held_out, options = stacked_run(12)
+    places = [(model.depth.place, model.depth.spread) for model in models]
+    rule = HeldOutAscent(speed=0.05)
+    rule.rest()
+    results = ub.fit(models, data, validation=held_out, depth_rule=rule, **options)
+    alone = tiny(3.0)
+    options |= {"validation": held_out[0], "checkpoint": tmp_path / "run.checkpoint"}
+    results.append(ub.fit(alone, *data[0], depth_rule=rule, **options))
+    for model, before in zip([*models, alone], [*places, (3.0, 2.0)], strict=True):
+        assert (model.depth.place, model.depth.spread) == pytest.approx(before, abs=1e-6)
+    assert all(result.history["depth_settled"] == [1] * 12 for result in results)
+    moving = HeldOutAscent(speed=0.05)
+    options["checkpoint"] = tmp_path / "moving.checkpoint"
+    ub.fit(tiny(3.0), *data[0], depth_rule=moving, **options)
+    assert moving.columns()["depth_settled"] == 0
+    rest = ub.fit(
+        tiny(3.0), *data[0], depth_rule=rule, resume=True, **{**options, "epochs": 16}
+    ).history["depth_mean"]
+    assert rest[11] != pytest.approx(rest[0], abs=0.01)
+    assert rest[12:] == [rest[12]] * 4
+
+
 def test_a_population_under_eager_equals_lone_models():
     x, y = classes(96)
     options = {"validation": classes(64, seed=1), "batch_size": 32, "epochs": 6, "progress": False}

@@ -1,17 +1,14 @@
 """Layers in shards: the results of one process, in a part of its memory."""
 
 import json
-import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 import sharded
-from test_processes import HERE, apart, variables
+from test_processes import apart, run
 from unbounded.network import WHOLE
 from unbounded.schema import FileError
 
@@ -19,13 +16,6 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="torch was built without gloo",
 )
-
-
-def run(given: dict[str, str], scenario: str, folder) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(HERE / "sharded.py"), scenario, str(folder)]
-    return subprocess.run(
-        command, env=given, timeout=240, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
 
 
 def check_runs(found: dict, names) -> None:
@@ -51,19 +41,15 @@ def check_damage(path) -> None:
         sharded.run("rate", True, checkpoint=path, resume=True)
 
 
-def test_two_and_four_processes(tmp_path):
-    begun = {"epochs": 3, "checkpoint": tmp_path / "alone.checkpoint"}
-    sharded.run("rate", True, **begun)
-    ended = run(variables(2), "two", tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    found = torch.load(tmp_path / "two.pt", weights_only=False)
+def check_alive(folder: Path) -> None:
+    found = torch.load(folder / "two.pt", weights_only=False)
     check_runs(found, sharded.RUNS)
     for own, whole, moments in found["bytes"]:
         assert moments == 2  # Adam's
         assert own <= 0.6 * whole
     assert apart(sharded.noisy(False), found["noisy"]) <= 1e-10
-    (tmp_path / "alone").mkdir()
-    assert apart(sharded.used(tmp_path / "alone"), found["used"]) <= 1e-10
+    (folder / "alone").mkdir()
+    assert apart(sharded.used(folder / "alone"), found["used"]) <= 1e-10
     assert found["sampled"] == [4, 1]
     for name in ("loaders", "batch_norm"):
         assert apart(getattr(sharded, name)(), found[name], name) <= 1e-10
@@ -73,38 +59,42 @@ def test_two_and_four_processes(tmp_path):
     assert found["folders"] == [1, False]
     assert "no space left" in found["failed"]
     for rank in range(2):
-        told = json.loads((tmp_path / f"told.{rank}.json").read_text())
+        told = json.loads((folder / f"told.{rank}.json").read_text())
         assert told.keys() == sharded.REFUSED.keys()
         for kind, words in sharded.REFUSED.items():
             assert words in told[kind], kind
             assert "\n" not in told[kind]
     # A run of two goes on alone, and in four processes.
-    shutil.copytree(tmp_path, tmp_path / "copy", ignore=lambda *_: ["copy", "alone"])
-    rest = sharded.run("rate", True, checkpoint=tmp_path / "copy/half.checkpoint", resume=True)
+    rest = sharded.run("rate", True, checkpoint=folder / "one/run.checkpoint", resume=True)
     assert apart(found["rate"], rest) <= 1e-10
-    assert not list(tmp_path.glob("copy/half.checkpoint.*.shards"))  # it wrote one file
-    check_damage(tmp_path / "run.checkpoint")
-    ended = run(variables(4), "four", tmp_path)
-    assert ended.returncode == 0, ended.stdout
-    four = torch.load(tmp_path / "four.pt", weights_only=False)
-    check_runs(four, sharded.FOUR)
+    assert not list(folder.glob("one/run.checkpoint.*.shards"))  # it wrote one file
+    check_damage(folder / "run.checkpoint")
+    four = torch.load(folder / "four.pt", weights_only=False)
+    check_runs(four, ["clip"])
     assert apart(found["rate"], four["half"]) <= 1e-10
 
 
-def test_a_peer_that_hangs(tmp_path):
-    """With and without shards, both at once: it is a test of waiting."""
-    folders = {scenario: tmp_path / scenario for scenario in ("hang", "hang_shards")}
-    for folder in folders.values():
-        folder.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(run, variables(2, timeout=5), *item) for item in folders.items()]
-        assert [one.result().returncode for one in runs] == [1, 1]
-    for folder in folders.values():
-        words, seconds = json.loads((folder / "hang.json").read_text())
+def check_lost(folder: Path) -> None:
+    """One hangs, with and without shards; one is killed, and the run goes on when it is back."""
+    statuses = json.loads((folder / "statuses.json").read_text())
+    assert statuses == {name: [1, -9] for name in sharded.LOST}
+    for name in sharded.LOST:
+        words, seconds = json.loads((folder / f"{name}.json").read_text())
         assert words.count("process 0 of 2 cannot reach the others") == 1, words
         assert words.startswith("ProcessError: ")
         assert "\n" not in words
         assert seconds < 15
+    found = torch.load(folder / "killed.pt", weights_only=False)
+    assert apart(sharded.train("plain", **sharded.several.SHORT), found) <= 1e-10
+
+
+def test_processes_with_parts_of_the_layers(tmp_path):
+    """Two processes and then four, all alive; two of which one is lost."""
+    begun = {"epochs": sharded.several.CUT, "checkpoint": tmp_path / "alone.checkpoint"}
+    sharded.run("rate", True, **begun)
+    run("sharded.py", tmp_path, "two", "four")
+    check_alive(tmp_path)
+    check_lost(tmp_path)
 
 
 def test_alone_nothing_is_spread():

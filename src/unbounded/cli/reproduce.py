@@ -8,8 +8,10 @@ NAME = "reproduce"
 HELP = "run a study of the paper again"
 DESCRIPTION = """\
 Run a study again: one table or figure of the paper. Each is one file of unbounded.experiments with
-arguments of its own: `unbounded reproduce NAME --help`."""
+arguments of its own: `unbounded reproduce NAME --help`. Processes that torchrun starts divide its
+networks among themselves."""
 EPILOG = ""
+TAKES_PROCESSES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     import importlib
 
     from unbounded.cli.program import Formatter, Parser
-    from unbounded.experiments import STUDIES
+    from unbounded.experiments import STUDIES, check_processes
 
     name = options.study
     if name not in STUDIES:
@@ -38,4 +40,6 @@ def run(options: argparse.Namespace) -> None:
     prog = f"unbounded reproduce {name}"
     parser = Parser(prog=prog, description=module.__doc__, formatter_class=Formatter)
     module.add_arguments(parser)
-    module.run(parser.parse_args(options.arguments))
+    chosen = parser.parse_args(options.arguments)
+    check_processes(name)
+    module.run(chosen)

@@ -15,10 +15,12 @@ class Runner:
     Args:
         device: where the tensors are.
         graphs: whether to capture; by default on a CUDA device.
+        watched: whether other threads look at the device while a graph is captured, as those of
+            NCCL do; what they ask must not spoil it.
     """
 
-    def __init__(self, device: torch.device, graphs: bool | None = None):
-        self.device = device
+    def __init__(self, device: torch.device, graphs: bool | None = None, watched: bool = False):
+        self.device, self._mode = device, "thread_local" if watched else "global"
         self.captures = device.type == "cuda" if graphs is None else graphs
         if self.captures and device.type != "cuda":
             raise ValueError(f"CUDA graphs need a CUDA device, got {device}")
@@ -64,7 +66,7 @@ class Runner:
             self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[arg-type]
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=self._mode):  # type: ignore[arg-type]
             function()
         self.captured += 1
         return graph

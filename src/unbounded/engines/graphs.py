@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import trees
+from unbounded.engines import sharing
 from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
 from unbounded.engines.eager import Eager, Member
 from unbounded.engines.optimizer_states import check_tensor
 from unbounded.engines.states import check_family
 from unbounded.files import FileError
+from unbounded.parallel import Processes
 from unbounded.steps.batches import Batch
 from unbounded.steps.objective import Gradient
 from unbounded.steps.step import pieces
@@ -27,7 +29,8 @@ class Graphs(Eager):
     replayed whenever λ comes back to it. The host learns λ `lag` steps late, from a copy that
     travels beside the work, and so never waits for the device; in between q is exact but for its
     truncation, which is that of the λ last seen. The optimiser's step and the schedule stay
-    outside of the graph: any of `torch.optim` works.
+    outside of the graph: any of `torch.optim` works. So do the sums over several processes, which
+    come after the backward pass, with the prior's part and the depth rule behind them.
 
     On a device without CUDA the same code runs without graphs, lag and all.
 
@@ -53,8 +56,6 @@ class Graphs(Eager):
         self.lag, self.compiles, self.graphs, self.tunes = lag, compiles, graphs, tunes
         self.capture_seconds = 0.0
 
-    takes_processes = False
-
     def start(self, task: TrainingTask) -> None:
         """Refuse what a graph cannot hold, and get ready to capture."""
         options = task.options
@@ -62,6 +63,9 @@ class Graphs(Eager):
             raise refuse(self, "autocast=torch.float16", "use torch.bfloat16, or Eager()")
         if options.drop_inactive:
             raise refuse(self, "drop_inactive=True", "it keeps all layers; use Eager()")
+        for name in ("shard", "sync_batch_norm"):  # their messages are a part of the passes
+            if task.processes.size > 1 and getattr(options, name):
+                raise refuse(self, f"{name}=True with several processes", "use Eager()")
         super().start(task)
         for member in self.members:
             member.extra = _Captures(self, member)
@@ -76,7 +80,9 @@ class Graphs(Eager):
     def _advance(self, member: Member, batch: Batch, grow: bool) -> None:
         """Decide on the support, replay its graph, step the optimiser, send for λ."""
         captures: _Captures = member.extra
-        model = member.model
+        model, processes, share = member.model, self.task.processes, 1.0
+        if processes.size > 1:
+            batch, share = sharing.own_part(model, member.data, batch, processes)
         if grow:
             support = captures.support = captures.lagging.support()
             self._grow(member, support, batch)
@@ -84,12 +90,13 @@ class Graphs(Eager):
             if rule is not None and rule.reserve(model, support[1]):
                 captures.forget()
         captures.check()
-        entry = captures.run(batch)
+        entry = captures.run(batch, share)
         if entry is not captures.current or any(p.grad is not grad for p, grad in entry.grads):
             member.optimizer.zero_grad(set_to_none=True)
             for parameter, grad in entry.grads:
                 parameter.grad = grad
             captures.current = entry
+        entry.share_out()
         if member.options.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), member.options.clip, foreach=True)
         member.optimizer.step()
@@ -100,6 +107,7 @@ class Graphs(Eager):
 
     def _release(self, member: Member) -> None:
         """Free the graphs."""
+        super()._release(member)
         member.extra.release()
 
 
@@ -110,7 +118,7 @@ class _Captures:
         self.engine, self.member = engine, member
         model = member.model
         device = model.anchor.device
-        self.runner = Runner(device, engine.graphs)
+        self.runner = Runner(device, engine.graphs, engine.task.processes.size > 1)
         self.entries: dict[tuple[Any, ...], _Entry] = {}
         self.signatures: dict[tuple[int, int], list[Any]] = {}
         self.current: _Entry | None = None
@@ -123,12 +131,12 @@ class _Captures:
         self.compiled_before = model.network.compiles
         model.network.configure(compiles=compiles)
 
-    def run(self, batch: Batch) -> "_Entry":
+    def run(self, batch: Batch, share: float) -> "_Entry":
         """Replay the graph of this support and batch shape, or capture it."""
         entry, engine = self._entry(batch), self.engine
         if entry.runs < 2:
             entry.prepare()
-        entry.fill(batch)
+        entry.fill(batch, share)
         started = time.perf_counter() if entry.runs < 2 else 0.0
         if entry.runs < 2 and engine.tunes:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True):
@@ -191,16 +199,30 @@ class _Captures:
     def _entry(self, batch: Batch) -> "_Entry":
         key = (*self.support, *trees.kind(batch), batch.y.shape)
         if key not in self.entries:
-            self.entries[key] = _Entry(f"{key}", self.member, self.support, batch)
+            processes = self.engine.task.processes
+            self.entries[key] = _Entry(f"{key}", self.member, self.support, batch, processes)
         return self.entries[key]
 
 
 class _Entry:
     """A step's forward and backward pass on tensors at fixed places."""
 
-    def __init__(self, name: str, member: Member, support: tuple[int, int], batch: Batch):
-        self.name, self.member, self.support = name, member, support
+    def __init__(
+        self,
+        name: str,
+        member: Member,
+        support: tuple[int, int],
+        batch: Batch,
+        processes: Processes,
+    ):
+        self.name, self.member, self.support, self.processes = name, member, support, processes
         self.runs = 0
+        self.gradient: Gradient
+        self.share: Tensor | float = 1.0  # of the rows of all processes, that are here
+        if processes.size > 1:
+            anchor = member.model.anchor
+            dtype = torch.promote_types(anchor.dtype, torch.float32)
+            self.share = torch.ones((), dtype=dtype, device=anchor.device)
         self.x, self.y = trees.mapped(torch.empty_like, batch.x), torch.empty_like(batch.y)
         self.weights = None if batch.weights is None else torch.empty_like(batch.weights)
         self.terms = torch.zeros(0)
@@ -208,8 +230,10 @@ class _Entry:
         self.grads: list[tuple[nn.Parameter, Tensor]] = []
         self._kept: list[Any] = []
 
-    def fill(self, batch: Batch) -> None:
-        """Put a batch where the graph will look for it."""
+    def fill(self, batch: Batch, share: float) -> None:
+        """Put a batch where the graph will look for it, and which part of all rows it is."""
+        if isinstance(self.share, Tensor):
+            self.share.fill_(share)
         for place, part in zip(trees.leaves(self.x), trees.leaves(batch.x), strict=True):
             place.copy_(part)
         self.y.copy_(batch.y)
@@ -226,7 +250,7 @@ class _Entry:
         model.depth_log_prior(model.posterior_over(first, last))
 
     def function(self) -> None:
-        """Terms, gradients and, with a rule, the new λ."""
+        """Terms, gradients and, with a rule, the new λ; of several processes what the rows give."""
         member, model = self.member, self.member.model
         options = member.options
         parameters = list(model.parameters())
@@ -238,18 +262,34 @@ class _Entry:
             options,
             call=member.call,
             support=self.support,
+            processes=self.processes,
+            apart=True,
         )
         batch = (self.x, self.y, self.weights)
         for x, y, weights, share in pieces(batch, options.micro_batches, model.likelihood):
-            gradient.add(x, y, weights, share)
-        gradient.finish()
-        if options.depth_rule is not None:
-            options.depth_rule.move(gradient)
-            self.rows = gradient.rows_log_lik
-        self.terms = torch.stack(gradient.terms)
+            gradient.add(x, y, weights, share * self.share)
+        self.gradient = gradient
+        if self.processes.size > 1:
+            gradient.prepare()
+        else:
+            self._finish()
         self.grads = [(p, p.grad) for p in parameters if p.grad is not None]
         # Tensors from outside that the graph reads must outlive it, caches above all.
         self._kept = [model.network._known, *_tensors(model), *_tensors(model.depth)]
+
+    def share_out(self) -> None:
+        """Behind the graph: sums over several processes, and what goes by them."""
+        if self.processes.size > 1:
+            self.gradient.share()
+            self._finish()
+
+    def _finish(self) -> None:
+        gradient, rule = self.gradient, self.member.options.depth_rule
+        gradient.finish()
+        if rule is not None:
+            rule.move(gradient)
+            self.rows = gradient.rows_log_lik
+        self.terms = torch.stack(gradient.terms)
 
 
 def _tensors(module: nn.Module) -> list[Any]:

@@ -1,7 +1,8 @@
 """One study = one table or figure of the paper; `demo` is the shortest way to a depth posterior.
 
 A study is a module with `add_arguments(parser)` and `run(options)`, and a line in `STUDIES`:
-`unbounded reproduce NAME …` finds it there and imports it only when it is asked for.
+`unbounded reproduce NAME …` finds it there and imports it only when it is asked for. Under torchrun
+processes divide its networks: see `shares`.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from unbounded import parallel
 from unbounded.devices import check_device
 
 
@@ -21,6 +23,14 @@ class Study(NamedTuple):
 
     module: str
     about: str
+    takes_processes: bool = True
+    """Whether torchrun may start it: processes then divide its networks."""
+
+
+def check_processes(name: str) -> None:
+    """A StudyError if several processes were started for a study that has nothing to divide."""
+    if parallel.started() > 1 and not STUDIES[name].takes_processes:
+        raise StudyError(f"the study {name} runs in one process, without torchrun")
 
 
 def usable_device(name: str | None) -> str:
@@ -50,7 +60,7 @@ def whole_numbers(option: str, words: Sequence[str], least: int) -> tuple[int, .
 
 
 STUDIES: dict[str, Study] = {
-    name: Study(f"unbounded.experiments.{name}", about)
+    name: Study(f"unbounded.experiments.{name}", about, name != "theorem")
     for name, about in {
         "cifar10": "Table 2 and the figures of the depth posterior on CIFAR-10",
         "depth": "a suite that measures depth inference: regret, cost, parsimony, start, length",

@@ -10,7 +10,8 @@ import signal
 import sys
 
 from unbounded import interrupts
-from unbounded.experiments import STUDIES, StudyError
+from unbounded.experiments import STUDIES, StudyError, check_processes
+from unbounded.parallel import ProcessError
 from unbounded.printing import show
 
 
@@ -25,8 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     module.add_arguments(parser)
     with interrupts.taken():
         try:
-            module.run(parser.parse_args(words[1:]))
-        except StudyError as error:
+            options = parser.parse_args(words[1:])
+            check_processes(name)
+            module.run(options)
+        except (StudyError, ProcessError) as error:
             show(f"error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt as interrupt:

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 BUCKET_BYTES = 8 << 20
 """A buffer goes off once it is full; smaller ones wait for each other's latency."""
+_ON_A_RING = 32
+"""Processes for which such a buffer is right. The latency of a ring grows with their number, and so
+do the buffers beyond this one: else a thousand processes would do little but wait for it."""
 
 
 class Bucket:
@@ -106,12 +109,13 @@ class Exchange:
     def _lay_out(self, parameters: list[nn.Parameter]) -> None:
         self.close()
         self._parameters = parameters
+        full = BUCKET_BYTES * max(1, dist.get_world_size() // _ON_A_RING)
         groups: dict[Any, list[nn.Parameter]] = {}
         found: list[list[nn.Parameter]] = []
         for parameter in reversed(parameters):
             kind = (parameter.dtype, parameter.device)
             group = groups.get(kind)
-            if group is None or _bytes(group) >= BUCKET_BYTES:
+            if group is None or _bytes(group) >= full:
                 group = groups[kind] = []
                 found.append(group)
             group.append(parameter)

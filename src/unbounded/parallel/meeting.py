@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -12,7 +14,9 @@ from unbounded.parallel.start import timeout
 
 _BEAT = 1.0  # seconds between signs of life
 _LOOK = 0.05  # seconds between looks at who has come
+_NO_MORE = 1 << 40  # added to the number of pieces that are taken, so that nobody takes another
 _meetings = 0
+T = TypeVar("T")
 
 
 class Meeting:
@@ -20,7 +24,7 @@ class Meeting:
 
     While it works, a process gives signs of life. Those that wait give up on one from which no sign
     came for as long as a message may take (`UNBOUNDED_TIMEOUT`). A process whose work fails comes
-    to the meeting too.
+    to the meeting too, and of what they divide by `taken` nobody begins another piece.
 
     Args:
         processes: who meet; alone, there is nobody to wait for.
@@ -34,15 +38,31 @@ class Meeting:
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Meeting":
         global _meetings
         if self.processes.size == 1:
-            return
+            return self
         _meetings += 1  # all processes count alike
         self._name = f"unbounded/meeting/{_meetings}"
         self._store = distributed_c10d._get_default_store()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="signs of life")
         self._thread.start()
+        return self
+
+    def taken(self, pieces: Sequence[T]) -> Iterator[T]:
+        """Those pieces of work that this process comes to first; all name the same ones."""
+        if self._thread is None:
+            yield from pieces
+            return
+        while (number := self._take(1)) <= len(pieces):
+            yield pieces[number - 1]
+
+    def _take(self, count: int) -> int:
+        """How many pieces are taken, with so many more."""
+        try:
+            return int(self._store.add(f"{self._name}/taken", count))
+        except RuntimeError as lost:
+            raise unreachable(self.processes.rank, self.processes.size, lost) from lost
 
     def __exit__(
         self,
@@ -56,6 +76,8 @@ class Meeting:
         self._thread.join()
         if error is None or isinstance(error, Exception):  # not one who was told to go at once
             try:
+                if error is not None:
+                    self._take(_NO_MORE)
                 self._wait()
             except RuntimeError as lost:
                 if isinstance(lost, dist.DistError) or error is None:

@@ -1,5 +1,6 @@
 """What training asks of the other processes. Alone, every question is answered at once."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from unbounded.parallel.buckets import Exchange
 from unbounded.parallel.rows import own_rows
 
 T = TypeVar("T")
+_STEPS_LATER = 2  # that what a GPU has summed is looked at
 
 
 class ProcessError(RuntimeError):
@@ -72,8 +74,12 @@ class Processes:
         """The values of all processes, by rank: plain data or tensors."""
         return [value]
 
+    def begin(self) -> None:
+        """A run begins."""
+        self.asks_end = False
+
     def end_asked(self, here: bool) -> bool:
-        """Whether any process was asked to end, as of the last step; `here`: this one was."""
+        """Whether any process was asked to end, as of the last steps; `here`: this one was."""
         return here
 
 
@@ -91,7 +97,8 @@ class Several(Processes):
     def __init__(self, local_size: int):
         self.rank, self.size, self.local_size = dist.get_rank(), dist.get_world_size(), local_size
         self.needs_own_gpus = "nccl" in dist.get_backend_config()
-        self.asked: Tensor | None = None  # how many were asked to end, as of the last step
+        self._asked: deque[tuple[Tensor, torch.cuda.Event | None]]
+        self._asked = deque(maxlen=_STEPS_LATER + 1)
         self._exchanges: WeakKeyDictionary[nn.Module, Exchange] = WeakKeyDictionary()
 
     @contextmanager
@@ -148,9 +155,32 @@ class Several(Processes):
             dist.all_gather_object(found, value)
         return found
 
+    def begin(self) -> None:
+        """What was asked of an earlier run is of no account."""
+        super().begin()
+        self._asked.clear()
+
+    def note_asked(self, count: Tensor) -> None:
+        """How many were asked to end, as it came with the gradients of a step.
+
+        From a GPU it comes a little later, so that nobody waits for it, and to all alike.
+        """
+        event = None
+        if count.is_cuda:
+            host = torch.empty((), dtype=count.dtype, pin_memory=True)
+            count, event = host.copy_(count, non_blocking=True), torch.cuda.Event()
+            event.record()
+        self._asked.append((count, event))
+
     def end_asked(self, here: bool) -> bool:
         """By the number that travelled with the gradients."""
-        return self.asked is not None and bool(self.asked > 0)
+        asked = False
+        while self._asked and (self._asked[0][1] is None or len(self._asked) > _STEPS_LATER):
+            count, event = self._asked.popleft()
+            if event is not None:
+                event.synchronize()
+            asked |= bool(count > 0)
+        return asked
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -195,6 +225,6 @@ def sum_step(
     flag = parts[0].new_full((1,), float(processes.asks_end))
     with processes._telling():
         total = exchange.finish(torch.cat([*parts, flag]))
-    processes.asked = total[-1]
+    processes.note_asked(total[-1])
     found = total[:-1].split([len(part) for part in parts])
     return tuple(f.to(v.dtype).view_as(v) for f, v in zip(found, values, strict=True))

@@ -241,13 +241,13 @@ class RateAscent(DepthRule):
             raise FileError("rule.seen should be at least 0, rule.pace 0 or 1")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put them back; who was told to rest before goes on resting."""
         # As large as it was: the model may have been deeper than it is now.
         self._gain = self._seen = torch.zeros(0)
         self._allocate(model, state["gain"].shape[0])
         self._gain.copy_(state["gain"])
         self._seen.copy_(state["seen"])
-        self._pace.copy_(state["pace"])
+        self._pace.mul_(state["pace"])
 
     def _margin(self, depth: int) -> int:
         """How far beyond the support the members reach, and the lag of a graph."""

@@ -113,21 +113,21 @@ class HeldOutAscent(DepthRule):
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
         self.reference = None if reference is None else _checked(reference)
         self._rho: tuple[float, float]  # place and spread of ρ; `check` knows the layers' own
-        self._state = _numbers(1, _COUNT)  # single numbers, by the names above
+        self._state = over.zeros(1, _COUNT)  # single numbers, by the names above
         self.begin()
 
     def begin(self) -> None:
         """Forget all models but that q is to rest. Tensors have an axis of members first."""
         rests = self._state[:1, _RESTS] == _FOR_GOOD
-        self._state = _numbers(1, _COUNT)
+        self._state = over.zeros(1, _COUNT)
         self._state[:, _RESTS] = _FOR_GOOD * rests
-        self._sums = _numbers(1, 0)  # of training log-likelihoods since the last look, by depth
+        self._sums = over.zeros(1, 0)  # of training log-likelihoods since the last look, by depth
         # Running means of what each depth adds to the one before. Not of the scores themselves: a
         # depth that is new remembers less, and while scores rise it would look better than it is.
-        self._train = _numbers(1, 0)  # on training rows, by depth
-        self._gains = _numbers(1, 0, 0)  # of r, (member, depth, rows)
-        self._fast = _numbers(1, 0)  # of r with a quarter of the memory, by depth
-        self._seen = _numbers(1, 0)  # looks at each depth since it came into the support
+        self._train = over.zeros(1, 0)  # on training rows, by depth
+        self._gains = over.zeros(1, 0, 0)  # of r, (member, depth, rows)
+        self._fast = over.zeros(1, 0)  # of r with a quarter of the memory, by depth
+        self._seen = over.zeros(1, 0)  # looks at each depth since it came into the support
 
     # One model in training
 
@@ -313,7 +313,8 @@ class HeldOutAscent(DepthRule):
         stays, calm = apart < _STILL * (1 + mean), state[:, _DRIFT] < noise
         long_since = total > torch.maximum(1.5 * arrived, arrived + _EARLIEST)
         rests = stays & calm & long_since & (state[:, _GENERALISES] > 0)
-        state[:, _RESTS] = torch.where(stays, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
+        keeps = stays | (state[:, _RESTS] == _FOR_GOOD)  # who was told to rest, wherever q is
+        state[:, _RESTS] = torch.where(keeps, torch.maximum(state[:, _RESTS], rests.double()), 0.0)
         for place, value in ((_MEAN, mean), (_WIDTH, width), (_ARRIVED, total)):
             state[:, place] = torch.where(stays, state[:, place], value)
 
@@ -433,9 +434,12 @@ class HeldOutAscent(DepthRule):
             raise FileError("the counts of the rule should be at least 0")
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
-        """Put them back."""
+        """Put them back; who was told to rest before goes on resting."""
+        told = bool((self._state[0, _RESTS] == _FOR_GOOD).item())
         for name, value in state.items():
             setattr(self, f"_{name}", value.clone().to(model.anchor.device))
+        if told:
+            self.rest()
 
 
 def _checked(reference: tuple[float, float]) -> tuple[float, float]:
@@ -443,7 +447,3 @@ def _checked(reference: tuple[float, float]) -> tuple[float, float]:
     if not (math.isfinite(place) and 0 < spread < math.inf):
         raise ValueError(f"reference must be a place and a spread, got {reference}")
     return place, spread
-
-
-def _numbers(*shape: int) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.float64)

@@ -4,6 +4,11 @@ import torch
 from torch import Tensor
 
 
+def zeros(*shape: int) -> Tensor:
+    """In double precision."""
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
 def total(rows: Tensor, weights: Tensor | None) -> Tensor:
     """n, the number of held-out rows, of `(members, depth, rows)`: `(members,)`."""
     if weights is None:

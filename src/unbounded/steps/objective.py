@@ -37,6 +37,8 @@ class Gradient:
         support: first and last depth, where the caller knows them; else λ is asked.
         scaler: a gradient scaler, for `torch.float16`.
         processes: who have the other rows of the batch; `share` waits for them.
+        apart: whether all messages come in `share`, after the backward pass, which is then free of
+            them and can be a CUDA graph; else they go off on the way.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Gradient:
         support: tuple[int, int] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         processes: Processes = ALONE,
+        apart: bool = False,
     ):
         self.model, self.num_data, self.options = model, num_data, options
+        self.apart = apart
         self.processes, self._exchange = processes, processes.exchange(model)
         self.call = model if call is None else call
         self.support, self.scaler = support, scaler
@@ -63,7 +67,8 @@ class Gradient:
         self.terms: ElboTerms
         self.hidden_kl: Tensor
         self.head_kl: Tensor
-        self._sums: tuple[Tensor, ...] = ()
+        self._added: tuple[Tensor, ...] = ()  # sums over the rows that are here
+        self._sums: tuple[Tensor, ...] = ()  # over all rows, once they are shared
         self._found: elbo.Evaluation
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
         self._by_row: list[Tensor] = []
@@ -105,7 +110,7 @@ class Gradient:
             is_last: whether this process has no further part.
         """
         model = self.model
-        if self._exchange is not None:
+        if self._exchange is not None and not self.apart:
             self.processes.has_rows = bool(share > 0)
         if self.support is None:
             posterior = model.posterior()
@@ -121,7 +126,7 @@ class Gradient:
         self.active = model.network.active(
             posterior.last, posterior.first, cumulative_heads=model.cumulative_heads
         )
-        if self._changes_paces and not self._sums:
+        if self._changes_paces and not self._added:
             self._set_aside()
         with torch.set_grad_enabled(not self.closed_form):
             kl = model.weight_kl(*support, self.active)
@@ -139,7 +144,7 @@ class Gradient:
             # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
             each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
             slopes = found.slopes(-each, each, each)
-        if self._exchange is not None and is_last:
+        if self._exchange is not None and is_last and not self.apart:
             self._exchange.begin(self._shared)
         slopes.backward(posterior.log_q, log_lik, *kl)
         self._found = found
@@ -147,10 +152,20 @@ class Gradient:
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
 
     def share(self) -> None:
-        """Gradients and terms of the whole batch, whose other rows are with other processes."""
+        """Gradients and terms of the whole batch, whose other rows are with other processes.
+
+        Where a graph has computed `add` anew, this comes again: the tensors are the same ones.
+        """
         if self._exchange is not None:
-            self._sums = sum_step(self.processes, self._exchange, self._sums)
+            if self.apart:
+                self._exchange.begin(self._shared)
+            self._sums = sum_step(self.processes, self._exchange, self._added)
             self.terms = ElboTerms(*self._sums[:3])
+
+    def prepare(self) -> None:
+        """Have computed what `finish` needs, within the graph that ends here."""
+        if self.closed_form or self._changes_paces:
+            _ = self._use_probs
 
     @property
     def _shared(self) -> list[nn.Parameter]:
@@ -234,9 +249,10 @@ class Gradient:
             self._by_row.append(log_lik)
         if isinstance(share, Tensor) or share != 1.0:
             values = tuple(value * share for value in values)
-        if self._sums:
-            values = tuple(a + b for a, b in zip(self._sums, values, strict=True))
-        self._sums, self.terms = values, ElboTerms(*values[:3])
+        if self._added:
+            values = tuple(a + b for a, b in zip(self._added, values, strict=True))
+        self._added = self._sums = values
+        self.terms = ElboTerms(*values[:3])
 
     def _equal_paces(self) -> None:
         """Divide the gradient of head ℓ by q(ℓ), that of layer k by q(ℓ≥k), or one of them."""

@@ -25,7 +25,7 @@ def check_start(
     """A ProcessError in all processes unless they have the same data, options and models."""
     if trainer.processes.size == 1:
         return
-    trainer.processes.asks_end = False
+    trainer.processes.begin()
     from unbounded import __version__
 
     there = checkpoint is not None and resume and Path(checkpoint).exists()

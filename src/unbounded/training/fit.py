@@ -132,7 +132,7 @@ def _apart(
 ) -> list[FitResult]:
     """The models divided among the processes."""
     processes: Processes = task.keywords["processes"]
-    parts = deal(len(models), task.keywords["options"].chunk, processes.size)
+    parts = deal(_chunks(models, task.keywords["options"].chunk), processes.size)
     path = run["checkpoint"]
     if not processes.is_first:  # one bar, of the first one's models
         run = {**run, "progress": False}

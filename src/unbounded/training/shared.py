@@ -17,17 +17,24 @@ from unbounded.training.trainer import FitResult
 def shares_models(models: Sequence[UDN], engine: Engine | None, processes: Processes) -> bool:
     """Whether processes divide models rather than rows: if there is one for each of them.
 
-    An engine that takes several processes, `Eager()`, asks for rows to be divided.
+    An engine that takes several processes, `Eager()`, asks for rows to be divided; one that does
+    not, such as `Stacked()`, for models, and some processes may then go without.
     """
-    takes_rows = engine is not None and engine.takes_processes
-    return 1 < processes.size <= len(models) and not takes_rows
+    if processes.size == 1:
+        return False
+    return len(models) >= processes.size if engine is None else not engine.takes_processes
 
 
-def deal(count: int, chunk: int | None, size: int) -> list[list[int]]:
-    """Models in parts that train together, of which the process r has the parts r, r + size, …"""
-    if chunk is None or chunk * size >= count:
-        return [list(range(rank, count, size)) for rank in range(size)]
-    return [list(range(start, min(start + chunk, count))) for start in range(0, count, chunk)]
+def deal(chunks: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Models in parts that train together, of which the process r has the parts r, r + size, …
+
+    The chunks of one process where there are enough of them: sums of a stack are rounded by who is
+    in it, so models are the same to the last bit then.
+    """
+    if len(chunks) >= size:
+        return [list(chunk) for chunk in chunks]
+    models = [index for chunk in chunks for index in chunk]
+    return [models[rank::size] for rank in range(min(size, len(models)))]
 
 
 def train_apart(

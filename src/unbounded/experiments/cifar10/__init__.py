@@ -8,12 +8,13 @@ Every run is one file; tables beside the published figures and drawings are made
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unbounded import interrupts
-from unbounded.experiments import StudyError, records, usable_device
+from unbounded.experiments import StudyError, records, shares, usable_device
 from unbounded.experiments.cifar10 import plan
 from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
@@ -70,10 +71,14 @@ def run(options: argparse.Namespace) -> None:
     """Train what is missing, then write tables and figures of all that is there."""
     from unbounded.experiments.cifar10 import table  # a command of its own, with `python -m`
 
+    shares.processes()
     if options.no_train:
-        show(table.write(_folder(options)))
+        with shares.concluded() as is_mine:
+            if is_mine:
+                show(table.write(_folder(options)))
         return
     study = make_study(options)
+    shares.refuse_jobs(options.jobs)
     options.device = usable_device(options.device)
     with interrupts.taken():
         if options.one is not None:
@@ -84,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
             except KeyboardInterrupt:
                 raise KeyboardInterrupt("what it had saved stays") from None
             return
-        wanted = study.prepare(resume=options.resume, again=options.again)
+        wanted = shares.planned(lambda: study.prepare(resume=options.resume, again=options.again))
         _train_all(study, wanted, options)
 
 
@@ -120,19 +125,34 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
     """Train, one after the other or several at once; then tables, figures, and how it went."""
     from unbounded.experiments.cifar10 import table
 
-    if study.quick:
+    is_first = shares.processes().is_first
+    if study.quick and is_first:
         show(table.warning(study.folder), file=sys.stderr)
     kept = len(study.runs) - len(wanted)
-    if kept:
+    if kept and is_first:
         show(f"{kept} of {len(study.runs)} runs are kept from {study.folder}")
     start, failed = time.monotonic(), list[str]()
     try:
         if options.jobs > 1:
             failed = _at_once(study, wanted, options)
         else:
-            _train(study, wanted, options)
+            _shared_out(study, wanted, options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{study.progress()}; go on with --resume") from None
+    with shares.concluded() as is_mine:
+        if is_mine:
+            _conclude(study, wanted, failed, options, time.monotonic() - start)
+
+
+def _conclude(
+    study: Study,
+    wanted: list[CifarRun],
+    failed: list[str],
+    options: argparse.Namespace,
+    seconds: float,
+) -> None:
+    from unbounded.experiments.cifar10 import table
+
     if table.read(study.folder):
         with interrupts.shielded():  # a moment's work
             show(table.write(study.folder))
@@ -141,12 +161,28 @@ def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace
             f"{len(failed)} of {len(wanted)} runs failed: {', '.join(failed)}; "
             f"their output is in {study.folder / 'logs'}"
         )
-    show(f"{study.progress()}; {(time.monotonic() - start) / 60:.1f} minutes")
+    show(f"{study.progress()}; {seconds / 60:.1f} minutes")
     if study.missing():
         show(f"--minutes {options.minutes:g} are over; go on with --resume")
 
 
-def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> None:
+def _shared_out(study: Study, wanted: list[CifarRun], options: argparse.Namespace) -> None:
+    """Train runs one after the other; of several processes, each those that it comes to first."""
+    if not wanted:
+        return
+    if shares.processes().size > 1:
+        shares.planned(lambda: _fetched(options))  # so that a download comes once
+    with shares.divided(wanted) as mine:
+        _train(study, mine, options)
+
+
+def _fetched(options: argparse.Namespace) -> None:
+    from unbounded.data import cifar10
+
+    cifar10.load(options.data)
+
+
+def _train(study: Study, runs: Iterable[CifarRun], options: argparse.Namespace) -> None:
     minutes = options.minutes
     if options.until is not None:
         minutes = max(0.01, (options.until - time.monotonic()) / 60)
@@ -162,12 +198,10 @@ def _train(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> N
 
 def _at_once(study: Study, runs: list[CifarRun], options: argparse.Namespace) -> list[str]:
     """Train several at a time, each in a process of its own; returns the names of the failed."""
-    from unbounded.data import cifar10
-
     by_name = {run.name: run for run in runs}
     until = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     if runs:
-        cifar10.load(options.data)  # so that a download comes once, and an error too
+        _fetched(options)  # so that a download comes once, and an error too
 
     def ended(name: str, status: int) -> None:
         path = study.result(by_name[name])

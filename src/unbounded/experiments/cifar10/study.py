@@ -8,7 +8,7 @@ FOLDER/table.md, *.svg        made from the runs, see `table` and `figures`
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +101,7 @@ class Study:
 
     def train(
         self,
-        runs: Sequence[CifarRun],
+        runs: Iterable[CifarRun],
         *,
         device: str,
         data: Path | None,
@@ -113,8 +113,6 @@ class Study:
         from unbounded.data import cifar10
         from unbounded.experiments.cifar10 import runs as training
 
-        if not runs:
-            return
         end = None if minutes is None else time.monotonic() + 60 * minutes
         images = cifar10.load(data)
         if self.quick:

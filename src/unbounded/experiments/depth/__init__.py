@@ -22,7 +22,7 @@ from typing import Any
 from unbounded import interrupts
 from unbounded.data.downloads import FOLDER, DataError
 from unbounded.devices import one_thread
-from unbounded.experiments import StudyError, listed, records, usable_device
+from unbounded.experiments import StudyError, listed, records, shares, usable_device
 from unbounded.experiments.depth import recipe, runs
 from unbounded.experiments.depth.problems import Problem, chosen
 from unbounded.experiments.depth.recipe import Settings, settings_of
@@ -64,14 +64,15 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     words = listed(" ".join(options.problems or ()))
     problems = chosen(words or (recipe.QUICK_PROBLEMS if options.quick else ()))
-    parts = options.out / "parts"
+    parts, processes = options.out / "parts", shares.processes()
+    shares.refuse_jobs(options.jobs)
     options.device = usable_device(options.device)
     if options.one is not None:
         return _train_one(problems, settings, parts, options)
     described = dataclasses.asdict(settings) | {"problems": [p.name for p in problems]}
     names = [f"{problem.name}.json" for problem in problems]
-    records.open_parts(parts, described, names, options.resume, "suite")
-    if options.quick:
+    shares.planned(lambda: records.open_parts(parts, described, names, options.resume, "suite"))
+    if options.quick and processes.is_first:
         show("quick: few problems, short training: how it goes, not how good it is")
     threads = one_thread() if options.quick else nullcontext()
     with records.resumable(options.out, parts), threads:
@@ -81,19 +82,37 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _run(
     problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    from unbounded.experiments.depth import table  # a command of its own, with `python -m`
-
     start = time.perf_counter()
-    problems = [problem for problem in problems if _is_there(problem, settings, options.data)]
+    there = shares.planned(
+        lambda: [p.name for p in problems if _is_there(p, settings, options.data)]
+    )
+    problems = [problem for problem in problems if problem.name in there]
     if not problems:
         raise StudyError("none of these problems has its data here")
+    place = runs.Place(options.device, parts, options.data, options.chunk, options.resume)
+    until = math.inf if options.minutes is None else start + 60 * options.minutes
+    if shares.processes().size > 1:
+        _shared_out(problems, settings, place, until)
     if options.jobs > 1:
         _at_once(problems, settings, parts, options)
-    place = runs.Place(
-        options.device, parts, options.data, options.chunk, options.resume or options.jobs > 1
-    )
+    if shares.processes().size > 1 or options.jobs > 1:
+        place = dataclasses.replace(place, resume=True)
+    with shares.concluded() as is_mine:
+        return _written(problems, settings, place, options, start, until) if is_mine else []
+
+
+def _written(
+    problems: list[Problem],
+    settings: Settings,
+    place: runs.Place,
+    options: argparse.Namespace,
+    start: float,
+    until: float,
+) -> list[dict[str, Any]]:
+    """Train what is not trained yet, and write each problem's file when it is complete."""
+    from unbounded.experiments.depth import table  # a command of its own, with `python -m`
+
     documents: list[dict[str, Any]] = []
-    until = math.inf if options.minutes is None else start + 60 * options.minutes
     for name in dict.fromkeys(problem.population for problem in problems):
         mine = [problem for problem in problems if problem.population == name]
         done = []
@@ -106,24 +125,38 @@ def _run(
             documents.append(_document(problem, done, settings))
             records.write_json(options.out / f"{problem.name}.json", documents[-1])
     with interrupts.shielded():  # a moment's work, and the parts are gone then
-        shutil.rmtree(parts)
+        shutil.rmtree(place.parts)
         show(table.write(options.out))
     seconds = time.perf_counter() - start
     show(f"{seconds:.0f} s in all; wrote table.md, page.html and figures into {options.out}")
     return documents
 
 
+def _shared_out(
+    problems: list[Problem], settings: Settings, place: runs.Place, until: float
+) -> None:
+    """Train populations in several processes; their rows are then among the parts."""
+    by_name = {one.name: one for one in runs.populations(problems, settings)}
+    waiting = shares.planned(lambda: _waiting(problems, settings, place.parts, place.resume))
+    with shares.divided(waiting) as mine:
+        for name in mine:
+            if time.perf_counter() > until:
+                break
+            _rows(by_name[name], settings, place)
+
+
+def _waiting(problems: list[Problem], settings: Settings, parts: Path, resume: bool) -> list[str]:
+    """The populations that are not trained yet; what takes longest begins first."""
+    names = [population.name for population in runs.populations(problems, settings)]
+    names = [name for name in names if not (resume and (parts / f"{name}.json").exists())]
+    return sorted(names, key=lambda name: not name.endswith("-long"))
+
+
 def _at_once(
     problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
 ) -> None:
     """Train several populations at a time; their rows are then among the parts."""
-    waiting = [
-        population.name
-        for population in runs.populations(problems, settings)
-        if not (options.resume and (parts / f"{population.name}.json").exists())
-    ]
-    # What takes longest begins first.
-    waiting.sort(key=lambda name: not name.endswith("-long"))
+    waiting = _waiting(problems, settings, parts, options.resume)
 
     def ended(name: str, status: int) -> None:
         words = f"failed with status {status}" if status else "done"

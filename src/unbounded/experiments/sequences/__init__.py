@@ -9,9 +9,11 @@ Writes NAME.json of each network, and all of it as table.md, depths.svg and text
 
 import argparse
 import dataclasses
+import math
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from unbounded import interrupts
 from unbounded.data.downloads import FOLDER, DataError
 from unbounded.data.sequences import Text
 from unbounded.devices import one_thread
-from unbounded.experiments import StudyError, records, usable_device
+from unbounded.experiments import StudyError, records, shares, usable_device
 from unbounded.experiments.sequences import recipe, runs
 from unbounded.experiments.sequences.recipe import Settings, settings_of
 from unbounded.printing import show
@@ -60,7 +62,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     settings = settings_of(options)
     if options.minutes is not None and not options.minutes > 0:
         raise StudyError(f"--minutes must be positive, got {options.minutes:g}")
-    text = _text(options, settings)
+    processes = shares.processes()
+    text = _text(options, settings, show if processes.is_first else lambda words: None)
     if text is None and "text" in settings.tasks:
         settings = dataclasses.replace(
             settings, tasks=tuple(task for task in settings.tasks if task != "text")
@@ -71,8 +74,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise StudyError("there is nothing to do: the task text needs --data FILE")
     parts, names = options.out / "parts", [f"{run.name}.json" for run in planned]
     described = dataclasses.asdict(settings) | {"text": recipe.digest(text), "bf16": options.bf16}
-    records.open_parts(parts, described, names, options.resume)
-    if options.quick:
+    shares.planned(lambda: records.open_parts(parts, described, names, options.resume))
+    if options.quick and processes.is_first:
         show("quick: small networks, short training: how it goes, not how good it is")
     place = runs.Place(
         device, parts, text, options.resume, torch.bfloat16 if options.bf16 else None
@@ -85,39 +88,56 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _run(
     planned: list[recipe.Run], settings: Settings, place: runs.Place, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    from unbounded.experiments.sequences import table  # a command of its own, with `python -m`
-
     start = time.perf_counter()
-    rows: list[dict[str, Any]] = []
+    until = math.inf if options.minutes is None else start + 60 * options.minutes
     digest = recipe.digest(place.text)
-    for one in planned:
+
+    def done(one: recipe.Run) -> Path | None:
+        """The file of a run that is finished, now or in the run that is resumed."""
         path = options.out / f"{one.name}.json"
-        done = place.parts / f"{one.name}.done"
-        if options.resume and done.exists() and path.exists():
-            rows.append(records.read_json(path)["run"])
-            continue
-        if options.minutes is not None and time.perf_counter() - start > 60 * options.minutes:
+        return path if (place.parts / f"{one.name}.done").exists() and path.exists() else None
+
+    with shares.divided(shares.planned(lambda: [r for r in planned if not done(r)])) as mine:
+        for one in mine:
+            if time.perf_counter() > until:
+                break
+            row = runs.train(one, settings, place)
+            with interrupts.shielded():
+                document = runs.document(row, settings, place, digest)
+                records.write_json(options.out / f"{one.name}.json", document)
+                records.write_text(place.parts / f"{one.name}.done", "")
+    with shares.concluded() as is_mine:
+        if not is_mine:
+            return []
+        files = [path for path in map(done, planned) if path is not None]
+        rows = [records.read_json(path)["run"] for path in files]
+        if len(rows) < len(planned):
             show(f"--minutes {options.minutes:g} are over; go on with --resume")
             return rows
-        rows.append(runs.train(one, settings, place))
-        with interrupts.shielded():
-            records.write_json(path, runs.document(rows[-1], settings, place, digest))
-            records.write_text(done, "")
+        return _written(rows, place, options, time.perf_counter() - start)
+
+
+def _written(
+    rows: list[dict[str, Any]], place: runs.Place, options: argparse.Namespace, seconds: float
+) -> list[dict[str, Any]]:
+    from unbounded.experiments.sequences import table  # a command of its own, with `python -m`
+
     with interrupts.shielded():
         shutil.rmtree(place.parts)
         show(table.write(options.out))
-    seconds = time.perf_counter() - start
     show(f"{seconds:.0f} s in all; wrote table.md and figures into {options.out}")
     return rows
 
 
-def _text(options: argparse.Namespace, settings: Settings) -> Text | None:
+def _text(
+    options: argparse.Namespace, settings: Settings, say: Callable[[str], None]
+) -> Text | None:
     """The text, if one is asked for and there; says why not."""
     if "text" not in settings.tasks:
         return None
     path = recipe.text_file(options.data, os.environ.get(FOLDER))
     if path is None:
-        show(f"text: skipped, no text file is given (--data FILE, or ${FOLDER})")
+        say(f"text: skipped, no text file is given (--data FILE, or ${FOLDER})")
         return None
     try:
         return Text.read(path)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unbounded import interrupts
-from unbounded.experiments import records, usable_device
+from unbounded.experiments import records, shares, usable_device
 from unbounded.experiments.spiral import recipe, runs
 from unbounded.experiments.spiral.recipe import Settings, groups, settings_of
 from unbounded.printing import show
@@ -70,25 +70,42 @@ _NUMBERS = {
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Train, score, write results, table and figures; returns the results."""
     settings = settings_of(options)
-    parts = options.out / "parts"
-    records.open_parts(parts, dataclasses.asdict(settings), ["results.json"], options.resume)
+    shares.processes()
+    parts, described = options.out / "parts", dataclasses.asdict(settings)
+    shares.planned(lambda: records.open_parts(parts, described, ["results.json"], options.resume))
     with records.resumable(parts):
         return _run(settings, parts, options)
 
 
 def _run(settings: Settings, parts: Path, options: argparse.Namespace) -> dict[str, Any]:
-    from unbounded.experiments.spiral import table  # a command of its own, with `python -m`
-
     device = usable_device(options.device)
     start = time.perf_counter()
-    found: dict[str, dict[str, Any]] = {}
-    for group in groups(settings):
-        done = parts / f"{group.name}.json"
-        if options.resume and done.exists():
-            found[group.name] = records.read_json(done)
-        else:
-            found[group.name] = runs.train(group, settings, device, parts, options)
-            records.write_json(done, found[group.name])
+    everyone = groups(settings)
+    kept = shares.planned(
+        lambda: [g.name for g in everyone if options.resume and _file(parts, g).exists()]
+    )
+    for group in everyone:
+        if group.name not in kept:
+            found = runs.train(group, settings, device, parts, options)
+            with shares.concluded() as is_mine:
+                if is_mine:
+                    records.write_json(_file(parts, group), found)
+    with shares.concluded() as is_mine:
+        return _written(settings, parts, device, options, start) if is_mine else {}
+
+
+def _file(parts: Path, group: recipe.Group) -> Path:
+    """What a population that is trained ends with."""
+    return parts / f"{group.name}.json"
+
+
+def _written(
+    settings: Settings, parts: Path, device: str, options: argparse.Namespace, start: float
+) -> dict[str, Any]:
+    """References, results, table and figures, once all populations are trained."""
+    from unbounded.experiments.spiral import table  # a command of its own, with `python -m`
+
+    found = {group.name: records.read_json(_file(parts, group)) for group in groups(settings)}
     rows = [row for part in found.values() for row in part["runs"]]
     seconds = {name: part["seconds"] for name, part in found.items()}
     references: list[dict[str, Any]] = []

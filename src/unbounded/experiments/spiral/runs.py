@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from unbounded import parallel
 from unbounded.baselines import bayes_accuracy, nearest_neighbours, rbf_svm
 from unbounded.engines import Stacked
 from unbounded.experiments import records
@@ -28,9 +29,13 @@ TRACE = 20  # points of each UDN's depth over training that are kept
 def train(
     group: Group, settings: Settings, device: str, parts: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train a population and score its members on their test parts."""
-    count = settings.members
-    show(f"{group.name}: {len(group.runs) * count} networks, {settings.epochs} epochs")
+    """Train a population and score its members on their test parts.
+
+    Several processes divide its members, and all of them end with all.
+    """
+    count, is_first = settings.members, parallel.rank() == 0
+    if is_first:
+        show(f"{group.name}: {len(group.runs) * count} networks, {settings.epochs} epochs")
     start = time.perf_counter()
     models = [build(run, settings, member) for run in group.runs for member in range(count)]
     # Networks with equal data share the tensors.
@@ -61,7 +66,8 @@ def train(
         _score(run, models[own], results[own], test[own.start])
         for run, own in zip(group.runs, owns, strict=True)
     ]
-    show(f"{group.name}: {seconds} s")
+    if is_first:
+        show(f"{group.name}: {seconds} s")
     return {"seconds": seconds, "runs": rows}
 
 

@@ -8,15 +8,17 @@ figures, and the two panels of the paper's appendix.
 
 import argparse
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unbounded import interrupts
 from unbounded.data import uci
 from unbounded.devices import one_thread
-from unbounded.experiments import StudyError, listed, records, usable_device
+from unbounded.experiments import StudyError, listed, records, shares, usable_device
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
@@ -57,36 +59,36 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from unbounded.experiments.uci import table  # a command of its own, with `python -m`
-
+    say: Callable[[str], None] = show if shares.processes().is_first else lambda words: None
     plan = make_plan(options)
     chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
     names = uci.names(chosen)
     if options.estimate:
-        _estimate(names, options, plan)
+        _estimate(names, options, plan, say)
         return
     out = options.out or Path("results/uci-gap" if plan.kind == "gap" else "results/uci")
     if options.quick:
-        show(
+        say(
             f"quick: {', '.join(names)}; {options.splits} splits; {plan.recipe.steps} "
             f"steps of width {plan.recipe.width}: how it goes, not how good it is"
         )
-    records.check_folder(out, *(f"{name}.json" for name in names))
+    shares.planned(lambda: records.check_folder(out, *(f"{name}.json" for name in names)))
     start = time.perf_counter()
     for name in names:
         data = uci.load(name, options.data)
         mine = _for_set(plan, data, options.splits)
         path = out / f"{name}.json"
-        there = _kept(path, describe(mine, data)) if options.resume else None
+        asked = describe(mine, data)
+        there = shares.planned(partial(_kept, path, asked)) if options.resume else None
         if there is not None:
             done = there["configuration"]["models"]
             mine = replace(mine, models=[m for m in mine.models if m not in done])
         if not mine.models:
-            show(f"{name}: kept from {path}")
+            say(f"{name}: kept from {path}")
             continue
-        result = run_set(data, mine)
+        result = run_set(data, mine, say)
         document = {
             "study": "uci",
             "set": name,
@@ -94,11 +96,21 @@ def _run(options: argparse.Namespace) -> None:
             "versions": records.versions(mine.device),
             **result,
         }
-        records.write_json(path, document if there is None else added(there, document))
-        show(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}")
+        with shares.concluded() as is_mine:
+            if is_mine:
+                records.write_json(path, document if there is None else added(there, document))
+        say(f"{name}: {sum(result['seconds'].values()):.0f} s, wrote {path}")
+    with shares.concluded() as is_mine:
+        if is_mine:
+            _write(out, time.perf_counter() - start)
+
+
+def _write(out: Path, seconds: float) -> None:
+    from unbounded.experiments.uci import table  # a command of its own, with `python -m`
+
     with interrupts.shielded():  # a moment's work
         show(table.write(out))
-    show(f"{time.perf_counter() - start:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
+    show(f"{seconds:.0f} s in all; wrote {out / 'table.md'} and figure.svg")
 
 
 def _kept(path: Path, configuration: dict[str, Any]) -> dict[str, Any] | None:
@@ -169,11 +181,16 @@ def describe(plan: UCISettings, data: uci.UCISet) -> dict[str, Any]:
     }
 
 
-def _estimate(names: list[str], options: argparse.Namespace, plan: UCISettings) -> None:
+def _estimate(
+    names: list[str],
+    options: argparse.Namespace,
+    plan: UCISettings,
+    say: Callable[[str], None],
+) -> None:
     total = 0.0
     for name in names:
         data = uci.load(name, options.data)
         seconds = estimate(data, _for_set(plan, data, options.splits))
         total += seconds
-        show(f"{name}: about {seconds:.0f} s")
-    show(f"all: about {total / 60:.1f} minutes")
+        say(f"{name}: about {seconds:.0f} s")
+    say(f"all: about {total / 60:.1f} minutes")
