@@ -142,7 +142,7 @@ def _shared_out(
         for name in mine:
             if time.perf_counter() > until:
                 break
-            _rows(by_name[name], settings, place)
+            _part(by_name[name], settings, place)
 
 
 def _waiting(problems: list[Problem], settings: Settings, parts: Path, resume: bool) -> list[str]:
