@@ -24,7 +24,7 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.building import build, check_ensemble, check_members
-from unbounded.estimators.calibration import calibrate, straighten
+from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
     Training,
@@ -263,15 +263,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                 else:
                     # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
-            with interrupts.shielded():
-                if self.refit_history_ is None and self.calibrate:
-                    calibrate(run.models, run.scalings, parts[1])
-                self._keep(run._replace(training=first), len(y))
-                self._judge(parts[1] if self.refit_history_ is None else None, run.scalings)
-        if self.stopped_ == "interrupted":
-            warn(
-                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
-            )
+            # A refit has learnt from all rows.
+            held_out = parts[1] if self.refit_history_ is None else None
+            self._finish(run._replace(training=first), held_out, len(y))
 
     def _run(
         self,
@@ -329,7 +323,22 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="time")
         return TrainedModels(models, scalings, training)
 
-    def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
+    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it."""
+        with interrupts.shielded():
+            seen = None
+            if held is not None and len(held.x):
+                seen = HeldOutPredictions(run.models, run.scalings, held)
+                if self.calibrate:
+                    calibrate(seen)
+            self._keep(run, rows)
+            self._judge(seen)
+        if self.stopped_ == "interrupted":
+            warn(
+                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
+            )
+
+    def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""
 
     def _keep(self, run: TrainedModels, rows: int) -> None:

@@ -116,9 +116,8 @@ def _as_expected(estimator: "Predictor", X: Any) -> NDArray[Any] | None:
 
 def check_finite(x: NDArray[Any], X: Any) -> bool:
     """Whether some numbers `(rows, column)` are missing; an error if some are infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(x.sum()):  # one fast pass, as good as always
-            return False
+    if np.isfinite(x).all():
+        return False
     infinite = np.isinf(x)
     if infinite.any():
         place = int(infinite.any(0).argmax())
@@ -141,7 +140,11 @@ def _too_large(X: Any) -> str:
 
 def is_frame(X: Any) -> bool:
     """Whether X is a pandas or polars frame: columns with names and types of their own."""
-    return hasattr(X, "columns") and hasattr(X, "dtypes") and getattr(X, "ndim", 2) == 2
+    # Of the class, where pandas has them: a frame would gather the types of its columns.
+    kind = type(X)
+    named = hasattr(kind, "columns") or hasattr(X, "columns")
+    typed = hasattr(kind, "dtypes") or hasattr(X, "dtypes")
+    return named and typed and getattr(X, "ndim", 2) == 2
 
 
 def names_of(X: Any) -> list[str]:
