@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -182,6 +182,11 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         raise NotImplementedError
 
     def _check_arguments(self) -> None:
+        words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
+        for name, allowed in words.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
@@ -365,6 +370,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError("eval_set must be a pair (X, y)")
+        if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
+            raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
         X, y = pair
         try:
             x, y = self._check(X, y, reset=False, min_rows=1)
