@@ -41,6 +41,8 @@ def calls(rounds: int = 0, **options: Any) -> dict[str, Callable[[], object]]:
     numbers = UDNRegressor(random_state=0, **options).fit(X, y)
     named = UDNRegressor(random_state=0, **options).fit(pd.DataFrame(X, columns=names), y)
     classes = UDNClassifier(random_state=0, **options).fit(X, y > 0)
+    # After one epoch q is still as wide as it began.
+    wide = UDNRegressor(random_state=0, **{**options, "epochs": 1}).fit(X, y)
     row = X[:1].copy()
     frame = pd.DataFrame(row, columns=names)
     return {
@@ -48,6 +50,7 @@ def calls(rounds: int = 0, **options: Any) -> dict[str, Callable[[], object]]:
         "UDNRegressor.predict": lambda: numbers.predict(row),
         "  with standard deviation": lambda: numbers.predict(row, return_std=True),
         "  of a frame": lambda: named.predict(frame),
+        f"  of {wide.max_depth_} depths, not {numbers.max_depth_}": lambda: wide.predict(row),
         "UDNClassifier.predict": lambda: classes.predict(row),
         "UDNClassifier.predict_proba": lambda: classes.predict_proba(row),
     }

@@ -117,8 +117,40 @@ def test_weights_that_are_no_numbers():
         UDNRegressor(**QUICK).fit(X, y, sample_weight=["a"] * ROWS)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "banana", None, 3.5])
+@pytest.mark.parametrize("device", ["cuda:99", "banana", None, 3.5, "meta"])
 def test_a_device_that_cannot_be_used(device):
     with pytest.raises(ValueError, match="cannot be used") as told:
         UDNRegressor(**QUICK, device=device).fit(X, y)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["time_limit", "validation_fraction", "lr"])
+@pytest.mark.parametrize("value", ["5", True, [1]])
+def test_arguments_that_are_no_numbers_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a number, got"):
+        UDNRegressor(**{**QUICK, name: value}).fit(X, y)
+
+
+def test_rows_that_are_not_there_yet():
+    lazy = pl.DataFrame({"a": X[:, 0], "b": X[:, 1]}).lazy()
+    with pytest.raises(TypeError, match=r"LazyFrame, whose rows are not there yet: .*collect\(\)"):
+        UDNRegressor(**QUICK).fit(lazy, y)
+    model = UDNRegressor(**QUICK).fit(lazy.collect(), y)
+    with pytest.raises(TypeError, match="LazyFrame"):
+        model.predict(lazy)
+
+
+@pytest.mark.parametrize("kind", ["frame", "polars", "list"])
+def test_texts_where_numbers_were_are_named_at_prediction(kind):
+    model = UDNRegressor(**QUICK).fit(pd.DataFrame(X, columns=["a", "b"]), y)
+    if kind == "list":
+        model = UDNRegressor(**QUICK).fit(X, y)
+    columns = {"a": ["1", "2"], "b": ["3", "many rooms"]}
+    given = {
+        "frame": pd.DataFrame(columns),
+        "polars": pl.DataFrame(columns),
+        "list": [["1", "3"], ["2", "many rooms"]],
+    }[kind]
+    name = "x1" if kind == "list" else "b"
+    with pytest.raises(ValueError, match=f"column '{name}' holds 'many rooms' in row 2: a number"):
+        model.predict(given)

@@ -8,7 +8,7 @@ from sklearn.datasets import make_classification, make_friedman1
 
 import unbounded as ub
 from unbounded import UDNClassifier, UDNRegressor
-from unbounded.estimators.calibration import _highest, calibrate
+from unbounded.estimators.calibration import HeldOutPredictions, _highest, calibrate
 from unbounded.estimators.rows import Scaling, Scalings, WeightedRows
 from unbounded.likelihoods import LearntNoise
 
@@ -52,14 +52,16 @@ def test_the_noise_is_the_most_likely_one(members):
     best = optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9})
     loss(0.0)  # as it was
     scalings = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
-    factor = calibrate(models, scalings, held)
+    factor = calibrate(HeldOutPredictions(models, scalings, held))
     error = 1 / np.sqrt(2 * held.weights.sum())  # of log c: the rows have chosen the epoch as well
     assert np.log(factor) == pytest.approx(best.x + error, abs=1e-5)
     for m, mean, log_scale in zip(models, means, before, strict=True):
         shifted = float(m.likelihood.noise.log_scale.detach())
         assert shifted == pytest.approx(log_scale + best.x + error, abs=1e-5)
         assert torch.equal(m.predict(torch.from_numpy(held.x)).mean, mean)
-    assert calibrate(models, scalings, held) == pytest.approx(1, abs=0.02)  # once is enough
+    assert calibrate(HeldOutPredictions(models, scalings, held)) == pytest.approx(
+        1, abs=0.02
+    )  # once is enough
 
 
 def test_few_rows_make_intervals_wider():
@@ -69,7 +71,7 @@ def test_few_rows_make_intervals_wider():
         scalings = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
         # The same rows again and again, each counting for less: what they say stays.
         few = WeightedRows(held.x, held.y, np.full(640, count / 640))
-        factors[count] = calibrate([made], scalings, few)
+        factors[count] = calibrate(HeldOutPredictions([made], scalings, few))
     assert factors[10] > factors[40] > factors[640] > 0
     assert np.log(factors[40] / factors[640]) == pytest.approx(1 / np.sqrt(80), abs=0.05)
 
@@ -92,7 +94,7 @@ def test_the_temperature_is_the_most_likely_one():
     best = optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9})
     loss(0.0)
     before = log_likelihood([made], held)
-    factor = calibrate([made], Scalings(NO_SCALING, None), held)
+    factor = calibrate(HeldOutPredictions([made], Scalings(NO_SCALING, None), held))
     assert factor > 2
     assert np.log(factor) == pytest.approx(best.x, abs=1e-5)
     assert log_likelihood([made], held) > before
@@ -103,7 +105,9 @@ def test_few_rows_that_are_all_right_do_not_make_it_sure():
     made = model(ub.Categorical(3), 3)
     held = rows(4, classes=True)
     right = made.predict(torch.from_numpy(held.x)).classes.numpy()
-    factor = calibrate([made], Scalings(NO_SCALING, None), held._replace(y=right))
+    factor = calibrate(
+        HeldOutPredictions([made], Scalings(NO_SCALING, None), held._replace(y=right))
+    )
     assert 0.2 < factor < 1
 
 
@@ -111,7 +115,7 @@ def test_what_cannot_be_changed_stays():
     scalings = Scalings(NO_SCALING, None)
     fixed = model(ub.Gaussian(ub.likelihoods.FixedNoise(0.5)), 1)
     targets = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
-    assert calibrate([fixed], targets, rows()) == 1
+    assert calibrate(HeldOutPredictions([fixed], targets, rows())) == 1
     custom = ub.UDN(
         ub.CustomLayers(
             lambda depth: torch.nn.Linear(3, 3),
@@ -119,10 +123,10 @@ def test_what_cannot_be_changed_stays():
         ),
         ub.Categorical(3),
     )
-    assert calibrate([custom], scalings, rows(classes=True)) == 1
+    assert calibrate(HeldOutPredictions([custom], scalings, rows(classes=True))) == 1
     none = rows(classes=True)
     none = WeightedRows(none.x[:0], none.y[:0], none.weights[:0])
-    assert calibrate([model(ub.Categorical(3), 3)], scalings, none) == 1
+    assert calibrate(HeldOutPredictions([model(ub.Categorical(3), 3)], scalings, none)) == 1
 
 
 def test_golden_sections_find_the_peak():

@@ -111,6 +111,11 @@ def test_warm_start_says_what_does_not_fit(blobs):
     with pytest.raises(ValueError, match="warm_start trains 1 members on, n_members is 2"):
         model.set_params(n_members=2).fit(X[y < 2], y[y < 2])
     numbers = UDNRegressor(**SHORT, warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match=r"trains a network of width \d+ on, width is 99"):
+        numbers.set_params(width=99).fit(X, y)
+    numbers.set_params(width=SHORT["width"])
+    with pytest.raises(ValueError, match="column 'x1' holds 'one' in row 2: a number was expected"):
+        numbers.fit([[1.0, 2.0], [3.0, "one"]], [1.0, 2.0])
     with pytest.raises(ValueError, match="y has 2 targets, 1 before"):
         numbers.fit(X, np.column_stack([y, y]))
 
@@ -150,6 +155,8 @@ def test_bad_evaluation_rows_are_told(blobs):
     model = UDNClassifier(**SHORT)
     with pytest.raises(ValueError, match=r"eval_set must be a pair \(X, y\)"):
         model.fit(X, y, eval_set=X)
+    with pytest.raises(ValueError, match="got two pairs"):
+        model.fit(X, y, eval_set=[(X, y), (X, y)])
     with pytest.raises(ValueError, match=r"eval_set: classes \[7\] are not among"):
         model.fit(X, y, eval_set=(X, np.where(y == 2, 7, y)))
     with pytest.raises(ValueError, match=r"eval_set: .*2 features"):

@@ -17,7 +17,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import check_classifier_multioutput
 
 from unbounded import FileError, MultiLabel, UDNClassifier
-from unbounded.estimators.calibration import calibrate
+from unbounded.estimators.calibration import HeldOutPredictions, calibrate
 from unbounded.estimators.rows import Scalings, WeightedRows
 
 SHORT = {"epochs": 6, "width": 16, "random_state": 0}
@@ -202,7 +202,8 @@ def test_certainty_is_calibrated(rows):
         return -np.where(y[60:] == 1, np.log(proba), np.log1p(-proba)).sum(1).mean()
 
     before = loss()
-    factor = calibrate(model.members_, Scalings(model.input_scaling_, None), held)
+    scalings = Scalings(model.input_scaling_, None)
+    factor = calibrate(HeldOutPredictions(model.members_, scalings, held))
     assert factor != 1
     assert loss() < before
-    assert abs(np.log(calibrate(model.members_, Scalings(model.input_scaling_, None), held))) < 0.1
+    assert abs(np.log(calibrate(HeldOutPredictions(model.members_, scalings, held)))) < 0.1

@@ -15,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from unbounded import cli
+import unbounded as ub
+from unbounded import UDNRegressor, cli
 from unbounded.estimators import disk
+from unbounded.estimators.disk import RowsOnDisk, fit_from_disk
+from unbounded.estimators.rows import WeightedRows
 from unbounded.tables import BatchPredictor, Table, TableError, TableModel, prepare, workers
 from unbounded.tables.streaming import Split
+from unbounded.training import TrainingWarning
 
 QUICK = {"epochs": 2, "width": 8, "references": False, "device": "cpu"}
 
@@ -276,3 +280,32 @@ def test_spark(models, monkeypatch):
     found = found.sort_values("n").reset_index(drop=True)
     assert found["prediction"].tolist() == wanted["prediction"].tolist()
     assert np.allclose(found["p_up"], wanted["p_up"])
+
+
+class Interrupting(ub.Gaussian):
+    """Ctrl-C during the given call of `log_prob`."""
+
+    calls = 0
+
+    def log_prob(self, outputs, y):
+        self.calls += 1
+        if self.calls == 12:
+            raise KeyboardInterrupt
+        return super().log_prob(outputs, y)
+
+
+def test_an_interruption_is_told_as_in_memory(tmp_path):
+    x = np.random.default_rng(0).standard_normal((80, 2))
+    y = x[:, :1] + 0.1
+    np.save(tmp_path / "x.npy", x[:64])
+    np.save(tmp_path / "y.npy", y[:64, 0])
+    parts = [WeightedRows(x[k], y[k], np.ones(len(x[k]))) for k in (slice(64), slice(64, 80))]
+    rows = RowsOnDisk.of(parts[0], tmp_path / "x.npy", tmp_path / "y.npy", 64)
+    options = {"epochs": 9, "width": 8, "batch_size": 16, "random_state": 0}
+    model = UDNRegressor(**options, likelihood=Interrupting())
+    model._single_target, model._num_targets = True, 1
+    with pytest.warns(TrainingWarning, match=r"interrupted in epoch \d: epoch \d is kept"):
+        fit_from_disk(model, rows, parts[1], 1)
+    assert model.stopped_ == "interrupted"
+    assert 1 <= model.best_epoch_ <= model.n_iter_ < 9
+    assert len(model.conformal_scores_) == 16

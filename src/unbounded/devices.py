@@ -18,7 +18,8 @@ def check_device(name: Any, error: type[Exception] = ValueError) -> Any:
         error: if it cannot be used.
     """
     try:
-        torch.empty(1, device=torch.device("cpu" if name == "auto" else name))
+        # There and back: a device without memory, "meta", gives nothing back.
+        torch.zeros(1, device=torch.device("cpu" if name == "auto" else name)).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as reason:
         said = str(reason).splitlines()[0]
         raise error(f"the device {name!r} cannot be used: {said}") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.building import build, check_ensemble, check_members
-from unbounded.estimators.calibration import calibrate, straighten
+from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
     Training,
@@ -182,6 +182,11 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         raise NotImplementedError
 
     def _check_arguments(self) -> None:
+        words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
+        for name, allowed in words.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(
                 f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
@@ -263,15 +268,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                 else:
                     # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
-            with interrupts.shielded():
-                if self.refit_history_ is None and self.calibrate:
-                    calibrate(run.models, run.scalings, parts[1])
-                self._keep(run._replace(training=first), len(y))
-                self._judge(parts[1] if self.refit_history_ is None else None, run.scalings)
-        if self.stopped_ == "interrupted":
-            warn(
-                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
-            )
+            # A refit has learnt from all rows.
+            held_out = parts[1] if self.refit_history_ is None else None
+            self._finish(run._replace(training=first), held_out, len(y))
 
     def _run(
         self,
@@ -329,7 +328,22 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="time")
         return TrainedModels(models, scalings, training)
 
-    def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
+    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it."""
+        with interrupts.shielded():
+            seen = None
+            if held is not None and len(held.x):
+                seen = HeldOutPredictions(run.models, run.scalings, held)
+                if self.calibrate:
+                    calibrate(seen)
+            self._keep(run, rows)
+            self._judge(seen)
+        if self.stopped_ == "interrupted":
+            warn(
+                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
+            )
+
+    def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""
 
     def _keep(self, run: TrainedModels, rows: int) -> None:
@@ -356,6 +370,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError("eval_set must be a pair (X, y)")
+        if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
+            raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
         X, y = pair
         try:
             x, y = self._check(X, y, reset=False, min_rows=1)

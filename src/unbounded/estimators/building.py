@@ -36,7 +36,7 @@ def check_ensemble(estimator: "UDNEstimator") -> None:
 
 
 def check_members(estimator: "UDNEstimator") -> None:
-    """A ValueError if the models that are trained on are of another ensemble."""
+    """A ValueError if the models that are trained on are of another ensemble or width."""
     found = [model.likelihood.count for model in estimator.members_]
     shared = estimator.ensemble == "shared"
     wanted = [estimator._sharing] if shared else [1] * estimator._count
@@ -44,6 +44,11 @@ def check_members(estimator: "UDNEstimator") -> None:
         raise ValueError(
             f"warm_start trains {sum(found)} members on, n_members is {sum(wanted)} "
             f"and ensemble {estimator.ensemble!r}"
+        )
+    width = getattr(estimator.model_.layers, "width", estimator.width)
+    if estimator.layers is None and width != estimator.width:
+        raise ValueError(
+            f"warm_start trains a network of width {width} on, width is {estimator.width}"
         )
 
 

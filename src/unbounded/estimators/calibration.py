@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,8 +31,36 @@ _FURTHEST = 3.0  # the factor's logarithm lies within ± this
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+class HeldOutPredictions:
+    """What trained models say of held-out rows, which go through the networks once.
+
+    Predictions of numbers hold outputs and the likelihood, so that they stay true when noise is
+    calibrated; those of classes are of no use once the heads are changed.
+
+    Args:
+        models: the members.
+        scalings: of the rows.
+        rows: that were not learnt from; there may be none.
+    """
+
+    def __init__(self, models: Sequence[UDN], scalings: Scalings, rows: WeightedRows):
+        self.models = models
+        self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
+        self._scalings = scalings
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and weights, as the networks see them."""
+        return self._scalings.tensors(self.rows, self.models[0])
+
+    @cached_property
+    def members(self) -> list[Prediction]:
+        """The prediction of each."""
+        return [predict(model, self.tensors[0], PREDICTION_ROWS) for model in self.models]
+
+
 @torch.no_grad()
-def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> float:
+def calibrate(held: HeldOutPredictions) -> float:
     """Multiply the noise, or the temperature of the classes, by what fits held-out rows best.
 
     A network that fits its training rows closely takes the rest for noise, and is too sure of
@@ -47,19 +77,19 @@ def calibrate(models: Sequence[UDN], scalings: Scalings, held: WeightedRows) -> 
     Returns:
         c; 1 where the models have no such number to change.
     """
-    apply = _change(models, is_classes(held.y))
-    if apply is None or not len(held.x):
+    models = held.models
+    apply = _change(models, is_classes(held.rows.y))
+    if apply is None or not len(held.rows.x):
         return 1.0
-    rows = WeightedRows(held.x[:_MOST_ROWS], held.y[:_MOST_ROWS], held.weights[:_MOST_ROWS])
-    x, y, weights = scalings.tensors(rows, models[0])
     device = models[0].anchor.device
-    members = [predict(model, x, PREDICTION_ROWS) for model in models]
+    y = held.tensors[1][:_MOST_ROWS].to(device)
+    weights = held.rows.weights[:_MOST_ROWS]
+    members = [replace(one, outputs=one.outputs[:, :_MOST_ROWS]) for one in held.members]
     if isinstance(models[0].likelihood.single, Gaussian):
-        _bend(models, members, y.to(device), rows.weights)
+        _bend(models, members, y, weights)
     prediction = combine(members)
-    each = _log_likelihood(prediction, y.to(device))
-    count = torch.ones(len(y)) if weights is None else weights
-    count = count.to(device).double()
+    each = _log_likelihood(prediction, y)
+    count = torch.from_numpy(weights).to(device).double()
 
     def score(log_factor: float) -> float:
         gained = float(count @ each(math.exp(log_factor)))

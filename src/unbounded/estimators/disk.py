@@ -8,7 +8,6 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.estimators.auto import choose_batch_size, choose_epochs
-from unbounded.estimators.calibration import calibrate
 from unbounded.estimators.ensemble import check_begun
 from unbounded.estimators.pace import Clock, quality
 from unbounded.estimators.rows import Array, Scalings, WeightedRows
@@ -98,11 +97,7 @@ def fit_from_disk(
     with interrupts.deferred():
         run = estimator._run(rows, held, size, seed, clock, anneal=True)
         check_begun(run.training)
-        with interrupts.shielded():
-            if estimator.calibrate:
-                calibrate(run.models, run.scalings, held)
-            estimator._keep(run, rows.num_rows)
-            estimator._judge(held, run.scalings)
+        estimator._finish(run, held, rows.num_rows)
 
 
 def _epochs(estimator: "UDNEstimator", count: int) -> int:

@@ -6,7 +6,8 @@ estimators: `unbounded.tables`. Plain finite numbers never come here.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Number
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,8 @@ def validate(
     encoded = estimator.encoding_ is not None
     chosen = categorical_columns(X, estimator.categorical_features) if reset else []
     if (is_plain(X) and not chosen) if reset else not encoded:
-        try:
+        with _telling_columns(X):
             x, y = validate_data(estimator, X, y, reset=reset, ensure_all_finite=False, **options)
-        except OverflowError:
-            raise ValueError(_too_large(X)) from None
         if not check_finite(x, X):
             return x, y
         if not reset:
@@ -83,10 +82,8 @@ def validate_new(estimator: "Predictor", X: Any) -> NDArray[Any]:
         X = validate_data(estimator, X, reset=False, skip_check_array=True)
         return encode(estimator, X)
     options = {"dtype": _PRECISIONS, "ensure_all_finite": False}
-    try:
+    with _telling_columns(X):
         x: NDArray[Any] = validate_data(estimator, X, reset=False, **options)
-    except OverflowError:
-        raise ValueError(_too_large(X)) from None
     if check_finite(x, X):
         if not estimator.standardize:
             place = int(np.isnan(x).any(0).argmax())
@@ -116,9 +113,8 @@ def _as_expected(estimator: "Predictor", X: Any) -> NDArray[Any] | None:
 
 def check_finite(x: NDArray[Any], X: Any) -> bool:
     """Whether some numbers `(rows, column)` are missing; an error if some are infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(x.sum()):  # one fast pass, as good as always
-            return False
+    if np.isfinite(x).all():
+        return False
     infinite = np.isinf(x)
     if infinite.any():
         place = int(infinite.any(0).argmax())
@@ -128,6 +124,27 @@ def check_finite(x: NDArray[Any], X: Any) -> bool:
             f"({x[row, place]}) in row {row + 1}: leave them empty if they are unknown"
         )
     return bool(np.isnan(x).any())
+
+
+@contextmanager
+def _telling_columns(X: Any) -> Iterator[None]:
+    """Errors of a conversion to numbers, told with the column that they come from."""
+    try:
+        yield
+    except OverflowError:
+        raise ValueError(_too_large(X)) from None
+    except ValueError as error:
+        if "could not convert string to float" not in str(error):
+            raise
+        rows = np.asarray(X, object)
+        texts = [[isinstance(v, str) and not is_number(v) for v in row] for row in rows.tolist()]
+        if not np.any(texts):
+            raise
+        row, place = np.argwhere(texts)[0]
+        raise ValueError(
+            f"column {names_of(X)[place]!r} holds {shorten(rows[row, place])!r} in row {row + 1}: "
+            "a number was expected, as in the rows before"
+        ) from None
 
 
 def _too_large(X: Any) -> str:
@@ -141,7 +158,12 @@ def _too_large(X: Any) -> str:
 
 def is_frame(X: Any) -> bool:
     """Whether X is a pandas or polars frame: columns with names and types of their own."""
-    return hasattr(X, "columns") and hasattr(X, "dtypes") and getattr(X, "ndim", 2) == 2
+    # Of the class, where pandas has them: a frame would gather the types of its columns.
+    kind = type(X)
+    named = hasattr(kind, "columns") or hasattr(X, "columns")
+    typed = hasattr(kind, "dtypes") or hasattr(X, "dtypes")
+    there = hasattr(kind, "to_numpy")  # a lazy frame has no rows yet
+    return named and typed and there and getattr(X, "ndim", 2) == 2
 
 
 def names_of(X: Any) -> list[str]:
@@ -153,6 +175,10 @@ def names_of(X: Any) -> list[str]:
 
 def check_columns(X: Any) -> None:
     """A ValueError if a frame has no column, two of one name, or one of what nothing reads."""
+    if hasattr(X, "collect_schema") and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
+        raise TypeError(
+            f"X is a {type(X).__name__}, whose rows are not there yet: give X.collect()"
+        )
     if not is_frame(X):
         return
     names = names_of(X)

@@ -53,4 +53,4 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
             step(model, estimator._optimizer, *given, weights=batch.weights, at=" in partial_fit")
     finally:
         model.eval()
-        estimator._judge(None, scalings)  # what held-out rows have said is of another model
+        estimator._judge(None)  # what held-out rows have said is of another model

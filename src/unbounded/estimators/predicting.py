@@ -64,7 +64,8 @@ class Predictor:
         In double precision: a row's prediction then does not depend, to more digits than anybody
         looks at, on the rows it is predicted together with.
         """
-        check_is_fitted(self)
+        if not hasattr(self, "model_"):  # scikit-learn's words for it take longer to be found
+            check_is_fitted(self)
         x = validate_new(self, X)
         prepared = [Prepared.of(model) for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)

@@ -11,22 +11,16 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators import conformal
 from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.calibration import HeldOutPredictions
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
-from unbounded.estimators.rows import (
-    PREDICTION_ROWS,
-    Array,
-    Scaling,
-    Scalings,
-    WeightedRows,
-    check_weights,
-)
+from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.likelihoods.gaussian import GaussianPrediction
-from unbounded.predictive import predict_ensemble
+from unbounded.predictive import combine
 from unbounded.schema import FileError, flag
 
 
@@ -178,19 +172,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         return Scalings(super()._scalings(train).inputs, targets)
 
     @torch.no_grad()
-    def _judge(self, held: WeightedRows | None, scalings: Scalings) -> None:
+    def _judge(self, held: HeldOutPredictions | None) -> None:
         self.conformal_scores_: Floats | None = None
-        if (
-            held is None
-            or not len(held.x)
-            or not isinstance(self.model_.likelihood.single, Gaussian)
-        ):
+        if held is None or not isinstance(self.model_.likelihood.single, Gaussian):
             return
-        x, y, _ = scalings.tensors(held, self.model_)
-        found = predict_ensemble(self.members_, x, PREDICTION_ROWS)
+        found = combine(held.members)
         assert isinstance(found, GaussianPrediction)
         mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
-        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std)
+        self.conformal_scores_ = conformal.scores(held.tensors[1].numpy(), mean, std)
 
     def _describe_targets(self) -> dict[str, Any]:
         kept = self.conformal_scores_

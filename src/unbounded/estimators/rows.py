@@ -31,7 +31,7 @@ class WeightedRows(NamedTuple):
     y: Array  # (rows,) classes 0 … C−1, (rows, label) 0 or 1, or (rows, target) numbers
     weights: Array  # (rows,): how often each counts, positive
 
-    def take(self, index: Array) -> "WeightedRows":
+    def take(self, index: Array | slice) -> "WeightedRows":
         """Some of the rows."""
         return WeightedRows(self.x[index], self.y[index], self.weights[index])
 

@@ -11,6 +11,16 @@ from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, all_plain, is_plain
 from unbounded.layers.dense_passes import NORM_EPS, dense_outputs
 from unbounded.layers.dense_stack import DenseStack
+from unbounded.layers.few_rows import (
+    Function,
+    activation_of,
+    affine,
+    chain,
+    in_numpy,
+    normalise,
+    residual,
+    values,
+)
 from unbounded.layers.stacks import NetworkStack
 
 Activation = Callable[[Tensor], Tensor]
@@ -202,6 +212,11 @@ class DenseLayer(nn.Linear):
         """φ(W h + b): `(batch, in_features)` → `(batch, width)`."""
         return self.activation(F.linear(input, self.weight, self.bias))
 
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        linear = affine(values(self.weight), values(self.bias))
+        return chain(linear, activation_of(self.activation))
+
 
 class PreNormDenseLayer(DenseLayer):
     """h + φ(W LN(h) + b): `(batch, width)` → `(batch, width)`."""
@@ -209,6 +224,10 @@ class PreNormDenseLayer(DenseLayer):
     def forward(self, input: Tensor) -> Tensor:
         """The sum of the layer's input and of what it adds."""
         return input + super().forward(F.layer_norm(input, input.shape[-1:], eps=NORM_EPS))
+
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        return residual(chain(normalise(self.in_features), super().in_numpy()))
 
 
 class ResidualDenseLayer(nn.Module):
@@ -223,6 +242,11 @@ class ResidualDenseLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """h + B φ(A h)."""
         return input + self.outer(self.activation(self.inner(input)))
+
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        activation = activation_of(self.activation)
+        return residual(chain(in_numpy(self.inner), activation, in_numpy(self.outer)))
 
 
 def _resolve_activation(activation: str | Activation) -> Activation:

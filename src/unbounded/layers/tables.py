@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.layers.dense import Activation, PreNormDense, _size
+from unbounded.layers.few_rows import Floats, Function, activation_of, chain, in_numpy, values
 
 
 class TableDense(PreNormDense):
@@ -130,6 +132,29 @@ class Waves(nn.Module):
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
         return torch.cat([columns, mixed.transpose(0, 1).flatten(1)], 1)
 
+    def in_numpy(self) -> Function:
+        """The same of arrays, for few rows."""
+        factor, frequency, phase = map(values, (self.factor, self.frequency, self.phase))
+        weight, bias = values(self.weight), values(self.bias)
+        chosen = None if self.takes_all else self.columns.numpy()
+        count, numbers = len(factor), self.out_features
+
+        def function(x: Floats) -> Floats:
+            columns = x * factor
+            if not len(weight):
+                return columns
+            # Operation by operation as above: angles may be large, and each rounding would show.
+            angles = (columns if chosen is None else columns[:, chosen])[..., None] * frequency
+            angles += phase
+            angles *= 2 * math.pi
+            mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight).swapaxes(0, 1)
+            found = np.empty((len(x), numbers))
+            found[:, :count] = columns
+            np.add(mixed, bias, out=found[:, count:].reshape(mixed.shape))
+            return found
+
+        return function
+
 
 class TableLayer(nn.Module):
     """The first layer: waves, a linear map and an activation."""
@@ -143,3 +168,8 @@ class TableLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """`(batch, column)` → `(batch, width)`."""
         return self.activation(F.linear(self.waves(input), self.linear.weight, self.linear.bias))
+
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        activation = activation_of(self.activation)
+        return chain(in_numpy(self.waves), in_numpy(self.linear), activation)

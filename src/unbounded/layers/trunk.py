@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +10,16 @@ from torch import Tensor, nn
 from unbounded.layers import init as inits
 from unbounded.layers.dense import Activation, _size
 from unbounded.layers.dense_passes import NORM_EPS
+from unbounded.layers.few_rows import (
+    Floats,
+    Function,
+    activation_of,
+    chain,
+    in_numpy,
+    normalise,
+    residual,
+    values,
+)
 from unbounded.layers.tables import TableDense, Waves
 
 
@@ -90,6 +101,21 @@ class MemberLinear(nn.Module):
         mapped = F.linear(input * (1 + self.before), self.weight)
         return torch.addcmul(self.bias, mapped, 1 + self.after)
 
+    def in_numpy(self) -> Function:
+        """The same of arrays, for few rows."""
+        weight, bias = values(self.weight).T, values(self.bias)
+        before, after = 1 + values(self.before), 1 + values(self.after)
+
+        def function(h: Floats) -> Floats:
+            rows = h * before
+            mapped = np.dot(rows.reshape(-1, len(weight)), weight)
+            found: Floats = mapped.reshape(*rows.shape[:-1], -1)
+            found *= after
+            found += bias
+            return found
+
+        return function
+
 
 class FirstTrunkLayer(nn.Module):
     """Waves, which all members share, a linear map and an activation."""
@@ -103,6 +129,11 @@ class FirstTrunkLayer(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """`(batch, column)` → `(member, batch, width)`."""
         return self.activation(self.linear(self.waves(input)))
+
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        activation = activation_of(self.activation)
+        return chain(in_numpy(self.waves), in_numpy(self.linear), activation)
 
 
 class TrunkLayer(nn.Module):
@@ -118,6 +149,11 @@ class TrunkLayer(nn.Module):
         normed = F.layer_norm(input, input.shape[-1:], eps=NORM_EPS)
         return input + self.activation(self.linear(normed))
 
+    def in_numpy(self) -> Function | None:
+        """The same of arrays, for few rows."""
+        norm = normalise(self.linear.weight.shape[1])
+        return residual(chain(norm, in_numpy(self.linear), activation_of(self.activation)))
+
 
 class MemberHead(nn.Module):
     """A linear head for each member."""
@@ -130,3 +166,8 @@ class MemberHead(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """`(member, batch, width)` → `(batch, member, out_features)`."""
         return torch.baddbmm(self.bias, input, self.weight).transpose(0, 1)
+
+    def in_numpy(self) -> Function:
+        """The same of arrays, for few rows."""
+        weight, bias = values(self.weight), values(self.bias)
+        return lambda h: (np.matmul(h, weight) + bias).swapaxes(0, 1)

@@ -1,0 +1,284 @@
+"""Few rows go through a network in NumPy, and come to the same as in torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import make_friedman1
+from torch import nn
+
+import unbounded as ub
+from unbounded import UDNClassifier, UDNRegressor
+from unbounded.estimators import calibration, prepared
+from unbounded.estimators.prepared import Prepared
+from unbounded.layers import Dense, PreNormDense, ResidualDense, TableDense, TrunkDense
+from unbounded.layers.dense import DenseLayer
+from unbounded.layers.few_rows import numpy_pass
+from unbounded.likelihoods import Members
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+SHORT = {"epochs": 3, "width": 8, "random_state": 0}
+
+
+def networks():
+    """Generators of all kinds with their number of columns."""
+    sizes = {"in_features": st.integers(1, 5), "width": st.integers(1, 40)}
+    sizes |= {"out_features": st.integers(1, 4), "shares_head": st.booleans()}
+    sizes |= {"activation": st.sampled_from(["relu", "tanh", "silu", "mish"])}
+    waves = {"frequencies": st.integers(1, 5), "embedding": st.integers(2, 4)}
+    waves |= {"embedded": st.one_of(st.none(), st.sets(st.integers(0, 0)).map(sorted))}
+    members = {"members": st.integers(1, 3)}
+    return st.one_of(
+        *(st.builds(kind, **sizes) for kind in (Dense, PreNormDense)),
+        st.builds(ResidualDense, **sizes, identity=st.booleans()),
+        st.builds(TableDense, **sizes, **waves),
+        st.builds(TrunkDense, **sizes, **waves, **members),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    layers=networks(),
+    depth=st.integers(1, 6),
+    fixed=st.booleans(),
+    rows=st.integers(1, 4),
+    size=st.sampled_from([0.01, 1.0, 30.0, 1e6]),
+    seed=st.integers(0, 99),
+)
+def test_outputs_are_those_of_torch(layers, depth, fixed, rows, size, seed):
+    family = ub.FixedDepth(depth) if fixed else ub.FiniteDepth(depth)
+    likelihood = ub.Gaussian(ub.likelihoods.FixedNoise())
+    if isinstance(layers, TrunkDense):
+        likelihood = Members(likelihood, layers.members)
+    frozen = ub.UDN(layers, likelihood, family, ub.GeometricDepth(0.5), seed=seed).freeze().double()
+    random = torch.Generator().manual_seed(seed)
+    for parameter in frozen.parameters():  # heads and factors that start at zero as well
+        parameter.add_(torch.randn(parameter.shape, generator=random, dtype=torch.float64))
+    x = size * torch.randn(rows, layers.in_features, generator=random, dtype=torch.float64)
+    in_numpy = numpy_pass(frozen.stack())
+    assert in_numpy is not None
+    before = x.clone()
+    found, expected = in_numpy(x.numpy()), frozen(x)[0].numpy()
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(found / scale, expected / scale, **CLOSE)
+    assert torch.equal(x, before)
+
+
+def test_activations_at_their_ends():
+    ends = torch.tensor([[-800.0, -50.0, -1e-9, 0.0, 1e-9, 19.9, 20.1, 50.0, 800.0]]).double()
+    for name in ("relu", "tanh", "silu", "mish"):
+        layer = DenseLayer(9, 9, ub.layers.dense.ACTIVATIONS[name]).double()
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(9))
+            layer.bias.zero_()
+            expected = layer(ends).numpy()
+        with np.errstate(all="raise", under="ignore"):
+            np.testing.assert_allclose(layer.in_numpy()(ends.numpy()), expected, **CLOSE)
+
+
+@pytest.fixture(scope="module")
+def friedman():
+    return make_friedman1(80, 5, random_state=0)
+
+
+def in_torch(monkeypatch, ask):
+    """An answer without the short cut."""
+    with monkeypatch.context() as changed:
+        changed.setattr(prepared, "FEW_ROWS", 0)
+        return ask()
+
+
+def watched(monkeypatch):
+    """Counts the passes in NumPy."""
+    passes = []
+    real = prepared.numpy_pass
+
+    def counting(stack):
+        run = real(stack)
+        return run and (lambda x: passes.append(len(x)) or run(x))
+
+    monkeypatch.setattr(prepared, "numpy_pass", counting)
+    return passes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_members": 3},
+        {"ensemble": "shared", "n_members": 3},
+        {"preset": "paper"},
+        {"depth": ub.FixedDepth(3)},
+        {"likelihood": ub.Gaussian(ub.likelihoods.InputNoise())},
+    ],
+    ids=["one", "members", "shared", "paper", "fixed", "input noise"],
+)
+@pytest.mark.parametrize("bent", [False, True])
+def test_numbers_are_those_of_torch(friedman, monkeypatch, options, bent):
+    X, y = friedman
+    passes = watched(monkeypatch)
+    model = UDNRegressor(**{**SHORT, **options}).fit(X, np.c_[y, -y])
+    if bent and "likelihood" not in options:
+        for member in model.members_:
+            curve = ([-1.0, 0.0, 0.5], [-1.0, 0.3, 1.0])
+            member.likelihood.single.noise.bend([curve, None])
+    for rows in (X[:1], X[:3], np.where(X[:2] > 0.6, np.nan, X[:2])):
+        for ask in (
+            lambda rows=rows: model.predict(rows, return_std=True),
+            lambda rows=rows: model.predict_quantiles(rows),
+            lambda rows=rows: model.predict_by_depth(rows, return_std=True),
+        ):
+            np.testing.assert_allclose(ask(), in_torch(monkeypatch, ask), **CLOSE)
+    assert len(passes) == 9 * len(model.members_)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_probabilities_are_those_of_torch(friedman, monkeypatch, labels):
+    X, y = friedman
+    passes = watched(monkeypatch)
+    targets = np.c_[y > 14, y > 10].astype(int) if labels else np.digitize(y, [10, 15])
+    model = UDNClassifier(**SHORT).fit(X, targets)
+    for ask in (model.predict_proba, model.predict_log_proba, model.decision_function):
+        one = X[:1]
+        np.testing.assert_allclose(ask(one), in_torch(monkeypatch, lambda: ask(one)), **CLOSE)  # noqa: B023
+    assert passes == [1, 1, 1]
+
+
+class Doubled(DenseLayer):
+    """What a user has derived from a layer of ours."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def derived(in_features, out_features):
+    return ub.CustomLayers(
+        lambda depth: Doubled(in_features if depth == 1 else 8, 8, torch.relu),
+        lambda depth: nn.Linear(8, out_features),
+    )
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        derived,
+        lambda i, o: Dense(i, 8, o, activation="gelu"),
+        lambda i, o: Dense(i, 8, o, activation=lambda h: h.relu() + 1),
+    ],
+    ids=["class", "gelu", "activation"],
+)
+def test_what_is_not_known_is_left_to_torch(friedman, monkeypatch, layers):
+    X, y = friedman
+    model = UDNRegressor(**SHORT, layers=layers).fit(X, y)
+    assert numpy_pass(Prepared.of(model.model_).frozen.stack()) is None
+    one = X[:1]
+    found = model.predict(one)
+    np.testing.assert_array_equal(found, in_torch(monkeypatch, lambda: model.predict(one)))
+
+
+def test_layers_of_ones_own_may_take_part(friedman, monkeypatch):
+    class Shifted(nn.Linear):
+        def forward(self, input):
+            return super().forward(input).tanh() + 1
+
+        def in_numpy(self):
+            weight, bias = self.weight.numpy(), self.bias.numpy()
+            return lambda x: np.tanh(x @ weight.T + bias) + 1
+
+    X, y = friedman
+    passes = watched(monkeypatch)
+    layers = ub.CustomLayers(
+        lambda depth: Shifted(5 if depth == 1 else 8, 8), lambda depth: nn.Linear(8, 1)
+    )
+    model = UDNRegressor(**SHORT, layers=layers).fit(X, y)
+    ask = lambda: model.predict(X[:1])  # noqa: E731
+    np.testing.assert_allclose(ask(), in_torch(monkeypatch, ask), **CLOSE)
+    assert passes == [1]
+
+
+def swap_hook(module):
+    next(iter(module._forward_hooks))  # there is one
+    module._forward_hooks.clear()
+    module.register_forward_hook(lambda m, given, output: output + 5)
+
+
+CHANGES = {
+    "hook inside": lambda m: m.network.hidden["1"].waves.register_forward_hook(
+        lambda m, given, output: output + 1
+    ),
+    "another hook": lambda m: swap_hook(m.network.heads["1"]),
+    "forward": lambda m: setattr(
+        m.network.heads["1"], "forward", lambda state: state.sum(1, keepdim=True)
+    ),
+    "activation": lambda m: setattr(m.network.hidden["1"], "activation", torch.cos),
+    "bias": lambda m: setattr(m.network.heads["1"].bias, "data", torch.tensor([5.0])),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_model_is_seen_by_one_row(friedman, monkeypatch, change):
+    X, y = friedman
+    model = UDNRegressor(**SHORT).fit(X, y)
+    model.model_.network.heads["1"].register_forward_hook(lambda m, given, output: output + 3)
+    one = X[:1]
+    before = model.predict(one)
+    change(model.model_)
+    after = model.predict(one)
+    assert not np.allclose(before, after, rtol=1e-4)
+    np.testing.assert_allclose(after, in_torch(monkeypatch, lambda: model.predict(one)), **CLOSE)
+
+
+def test_hooks_for_all_modules_are_called(friedman):
+    X, y = friedman
+    model = UDNRegressor(**SHORT).fit(X, y)
+    before, seen = model.predict(X[:1]), []
+    hook = nn.modules.module.register_module_forward_hook(lambda *given: seen.append(given[0]))
+    try:
+        after = model.predict(X[:1])
+    finally:
+        hook.remove()
+    assert len(seen) >= 2 * len(model.depths_)
+    np.testing.assert_allclose(after, before, **CLOSE)
+
+
+@pytest.mark.parametrize("place", [5, 70_000, 140_000])
+def test_a_value_anywhere_in_a_long_tensor_is_watched(place):
+    made = ub.UDN(Dense(1100, 128, 1), ub.Gaussian(), ub.FixedDepth(1))
+    first = Prepared.of(made)
+    weight = made.network.hidden["1"].weight
+    assert weight.numel() > place
+    assert Prepared.of(made) is first
+    weight.data.view(-1)[place] += 0.5
+    again = Prepared.of(made)
+    assert again is not first
+    assert float(again.frozen.hidden[0].weight.view(-1)[place]) == weight.detach().view(-1)[place]
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_held_out_rows_are_predicted_once(friedman, monkeypatch, calibrate):
+    X, y = friedman
+    real, rows = calibration.predict, []
+
+    def counting(model, x, batch_size):
+        rows.append(len(x))
+        return real(model, x, batch_size)
+
+    monkeypatch.setattr(calibration, "predict", counting)
+    model = UDNRegressor(**SHORT, n_members=2, calibrate=calibrate).fit(X, y)
+    assert rows == [12] * 2
+    # What is kept of them is of the model as it is now, noise calibrated.
+    held = rows_of(model, X, y)
+    mean, std = model.predict(held[0], return_std=True)
+    expected = np.sort(np.abs(held[1] - mean) / std)
+    np.testing.assert_allclose(model.conformal_scores_[:, 0], expected, rtol=1e-4)
+
+
+def rows_of(model, X, y):
+    """The rows that the scores say were held out: fitted anew, with another eye on the split."""
+    from unbounded.estimators.rows import merge, split
+
+    rng = np.random.RandomState(model.random_state)
+    rows = merge(X, y[:, None], np.ones(len(y)))
+    _, held = split(len(y), model.validation_fraction, None, rng)
+    return rows.x[held], rows.y[held, 0]
