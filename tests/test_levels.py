@@ -48,7 +48,8 @@ def test_few_rows_change_little_and_fewer_nothing():
     u = stats.norm.cdf(stats.t(2).rvs(60, random_state=0))
     many = find_levels(np.tile(u, 50), np.ones(3000))
     few = find_levels(u, np.ones(60))
-    assert few is not None and many is not None
+    assert few is not None
+    assert many is not None
     off = [np.abs(np.array(found.held) - EDGES).max() for found in (few, many)]
     # 60 rows against 50 at the identity.
     assert off[0] < 0.6 * off[1]
@@ -61,7 +62,8 @@ def test_a_weight_is_a_row_that_is_there_as_often():
     u = np.random.default_rng(0).beta(3, 3, 300)
     twice = find_levels(np.r_[u, u], np.ones(600))
     weighed = find_levels(u, np.full(300, 2.0))
-    assert twice is not None and weighed is not None
+    assert twice is not None
+    assert weighed is not None
     # Twice the weight of a row is no second observation: between the two and the identity.
     once = find_levels(u, np.ones(300))
     assert weighed == once
@@ -75,7 +77,8 @@ def test_the_median_stays_and_ends_mirror_each_other():
     assert np.allclose(asked + asked[::-1], 1)
     assert (np.diff(asked) > 0).all()
     assert np.allclose(HEAVY.actual(asked), p, atol=1e-9)
-    assert np.allclose(PLAIN.nominal(p), p) and np.allclose(PLAIN.actual(p), p)
+    assert np.allclose(PLAIN.nominal(p), p)
+    assert np.allclose(PLAIN.actual(p), p)
     extreme = HEAVY.nominal(np.array([1e-15, 1 - 1e-15]))
     assert ((extreme > 0) & (extreme < 1)).all()
 

@@ -294,7 +294,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one) for one in seeds]
+            models = [self._build(train.x, size, one, scalings.inputs) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -379,8 +379,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, x: Array, size: int, seed: int) -> UDN:
-        return build(self, x, size, seed)
+    def _build(self, x: Array, size: int, seed: int, scaling: Scaling) -> UDN:
+        return build(self, x, size, seed, scaling)
 
     # scikit-learn
 

@@ -70,7 +70,8 @@ class ByDepth(NamedTuple):
             tails = np.array([(1 - interval) / 2, (1 + interval) / 2])
             if factor is None:
                 tails = tails if self.levels is None else self.levels.nominal(tails)
-                ends = metrics.mixture_quantile(tails, self.depth_probs, self.values, self.scales)
+                mixture = self.depth_probs, self.values, self.scales
+                ends = metrics.mixture_quantile(tails.tolist(), *mixture)
             else:
                 ends = self.mixture + np.array([[-factor], [factor]]) * self.total()
             columns["lower"], columns["upper"] = ends
