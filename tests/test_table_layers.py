@@ -50,9 +50,9 @@ def test_ramps_add_a_piecewise_linear_function_of_each_column():
         for k in range(2):
             expected = np.interp(x[:, 0], places, [value[k].item() for value in values])
             np.testing.assert_allclose(own[:, k].detach(), expected, atol=1e-7)
-        # From one knot to the next it rises by a fifth of the ramp's weight.
+        # From one knot to the next it rises by half of the ramp's weight.
         steps = torch.stack(values).diff(dim=0)
-        torch.testing.assert_close(steps, 0.2 * ramped.ramps[place, : len(places) - 1])
+        torch.testing.assert_close(steps, 0.5 * ramped.ramps[place, : len(places) - 1])
 
 
 def test_knots_are_quantiles_and_distinct():

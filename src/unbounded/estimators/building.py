@@ -52,7 +52,7 @@ def check_members(estimator: "UDNEstimator") -> None:
 
 
 def build(estimator: "UDNEstimator", x: Array, size: int, seed: int, scaling: Scaling) -> UDN:
-    """A model for rows `x`, which it sees as `scaling` makes them, and `size` classes or targets."""
+    """A model for rows `x`, seen as `scaling` makes them, and `size` classes or targets."""
     likelihood = copy.deepcopy(estimator.likelihood)
     if likelihood is None:
         likelihood = estimator._default_likelihood(size)

@@ -205,11 +205,12 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         found = predict_ensemble(self.members_, x, PREDICTION_ROWS)
         assert isinstance(found, GaussianPrediction)
         mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
-        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std)
+        # Noise was widened for the sake of rows other than these, which must not take it back.
+        wider = cautious(self.members_, held) if self.calibrate else 1.0
+        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std / wider)
         if self.calibrate:
-            # Noise was widened for the sake of rows other than these, which must not take it back.
             means, scales = (part.double() for part in found.components())
-            z = (y.to(means) - means) * (cautious(self.members_, held) / scales)
+            z = (y.to(means) - means) * (wider / scales)
             q = found.depth_log_probs.double().softmax(0)
             cdf = torch.tensordot(q, torch.special.ndtr(z), 1).cpu().numpy()
             self.levels_ = [interval_levels.find_levels(one, held.weights) for one in cdf.T]

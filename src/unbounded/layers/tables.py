@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unbounded.layers.dense import Activation, PreNormDense, _size
 
-_SLOWLY = 0.2  # factor of the ramps: steps of an optimiser such as Adam count that much less
+_SLOWLY = 0.5  # factor of the ramps: steps of an optimiser such as Adam count that much less
 _FAR = 1e9
 
 
