@@ -8,6 +8,7 @@ import torch
 
 import unbounded as ub
 from helpers import same, state
+from unbounded.cli import inspect
 from unbounded.estimators.rows import knots, numbers
 from unbounded.files import FileError
 from unbounded.files.parts import _part as check_part
@@ -186,6 +187,13 @@ def test_small_tables_train_in_one_thread(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_inspect_counts_knots():
+    described = {"kind": "TableDense", "config": ub.TableDense(2, 4, 1, knots=KNOTS).config()}
+    assert "knots=[2 lists of 2 to 4 numbers]" in inspect._part(described)
+    described["config"]["knots"] = KNOTS[:1]
+    assert "knots=[1 list of 4 numbers]" in inspect._part(described)
 
 
 @pytest.mark.parametrize("bad", ["x", [[1.0]], [[1.0, 1.0]], [[0.0, float("nan")]], [[0.0, "1"]]])
