@@ -702,8 +702,21 @@ def test_verdicts():
 def test_the_time_of_models_that_were_added_counts():
     one = result_of({"udn": [1.0]})
     assert "| all |  |  | 1 |" in table.markdown({"yacht": one})
-    more = one | {"added": [{"seconds": {"training": 2.0}}, {"seconds": {"training": 4.0}}]}
-    assert "| all |  |  | 7 |" in table.markdown({"yacht": more})
+    note = {"versions": {"device": "tpu"}, "seconds": {"training": 2.0}}
+    more = one | {"added": [note, {"seconds": {"training": 4.0}}]}
+    text = table.markdown({"yacht": more})
+    assert "| all |  |  | 7 |" in text
+    assert "| yacht | cpu, tpu | 7 | 7 |" in text
+
+
+def test_a_model_that_only_some_sets_have_is_shown_for_these():
+    finite = {f"f{k}": [0.7, 0.8] for k in range(2, 7)}
+    both = result_of({"udn": [0.5, 0.6], TABLES: [0.4, 0.5], **finite})
+    text = table.markdown({"yacht": both, "boston": result_of({"udn": [0.5, 0.6], **finite})})
+    assert "| boston | 2.50 ± 0.00 | below 2 | – |" in text
+    assert "| yacht | 2.50 ± 0.00 | below 2 | 2.50 ± 0.00 |" in text
+    assert "| boston | 50.0% (1) | – |" in text
+    assert "| UDNRegressor better than their average, RMSE | 1 of 1 | – |" in text
 
 
 def test_published_figures_are_of_the_nine_sets():

@@ -177,7 +177,8 @@ def _times(results: Results) -> str:
         runs = [result, *result.get("added", [])]
         seconds = [sum(run["seconds"][n] for run in runs) for n in names]
         total += sum(seconds)
-        device = result["versions"]["device"]
+        devices = dict.fromkeys(run.get("versions", {}).get("device") for run in runs)
+        device = ", ".join(one for one in devices if one)
         rows.append([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])])
     rows.append(["all", "", *[""] * len(names), f"{total:.0f}"])
     return markdown_table(head, rows)
