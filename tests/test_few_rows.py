@@ -29,11 +29,14 @@ def networks():
     waves = {"frequencies": st.integers(1, 5), "embedding": st.integers(2, 4)}
     waves |= {"embedded": st.one_of(st.none(), st.sets(st.integers(0, 0)).map(sorted))}
     members = {"members": st.integers(1, 3)}
+    ramps = {**sizes, "in_features": st.just(3), "embedded": st.just([0, 2])}
+    ramps |= {"knots": st.just([[-1.0, 0.0, 2.0], [0.5, 1.0]])}
     return st.one_of(
         *(st.builds(kind, **sizes) for kind in (Dense, PreNormDense)),
         st.builds(ResidualDense, **sizes, identity=st.booleans()),
         st.builds(TableDense, **sizes, **waves),
         st.builds(TrunkDense, **sizes, **waves, **members),
+        st.builds(TableDense, **ramps),
     )
 
 

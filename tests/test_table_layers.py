@@ -8,7 +8,10 @@ import torch
 
 import unbounded as ub
 from helpers import same, state
-from unbounded.estimators.rows import numbers
+from unbounded.cli import inspect
+from unbounded.estimators.rows import knots, numbers
+from unbounded.files import FileError
+from unbounded.files.parts import _part as check_part
 from unbounded.training.presets import PRESETS, cosine
 
 
@@ -27,11 +30,72 @@ def test_waves_are_the_formula_of_the_docstring():
     assert layer.linear.in_features == waves.out_features == 3 + 2 * 2
 
 
+KNOTS = [[-1.0, 0.0, 0.5, 2.0], [-0.5, 1.0]]
+
+
+def test_ramps_add_a_piecewise_linear_function_of_each_column():
+    options = {"embedded": [2, 0], "frequencies": 4, "embedding": 3}
+    ramped = ub.TableDense(3, 5, 2, **options, knots=KNOTS).hidden(1).waves.double()
+    plain = ub.TableDense(3, 5, 2, **options).hidden(1).waves.double()
+    assert plain.ramps is None
+    plain.load_state_dict({k: v for k, v in ramped.state_dict().items() if k != "ramps"})
+    x = torch.linspace(-3, 3, 601, dtype=torch.float64)[:, None].expand(-1, 3)
+    assert torch.equal(ramped(x), plain(x))  # they start at zero
+    ramped.ramps.data.normal_()
+    added = ramped(x) - plain(x)
+    assert (added[:, :3] == 0).all()
+    for place, places in enumerate(KNOTS):
+        own = added[:, 3 + 2 * place : 5 + 2 * place]
+        values = [own[round((knot + 3) * 100)] for knot in places]
+        # Between the knots as NumPy interpolates, beyond them constant.
+        for k in range(2):
+            expected = np.interp(x[:, 0], places, [value[k].item() for value in values])
+            np.testing.assert_allclose(own[:, k].detach(), expected, atol=1e-7)
+        # From one knot to the next it rises by half of the ramp's weight.
+        steps = torch.stack(values).diff(dim=0)
+        torch.testing.assert_close(steps, 0.5 * ramped.ramps[place, : len(places) - 1])
+
+
+def test_knots_are_quantiles_and_distinct():
+    rng = np.random.default_rng(0)
+    x = np.c_[rng.normal(size=500), np.zeros(500), rng.integers(0, 3, 500), rng.random(500) < 0.01]
+    x[0] = 9.0, 1.0, 1.0, 2.0
+    first, second, third = knots(x, [0, 2, 3], 16)
+    assert first == pytest.approx(np.quantile(x[:, 0], np.linspace(0, 1, 17)), rel=1e-6)
+    assert second == [0.0, 1.0, 2.0]
+    assert third == [0.0, 2.0]
+    close = np.full((50, 1), 1.0) + 1e-12 * np.arange(50)[:, None]
+    assert knots(np.r_[close, [[2.0]]], [0], 16) == [[1.0, 2.0]]
+
+
+def test_numbers_get_ramps_in_units_of_the_network_and_classes_none(tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.c_[1000 + 50 * rng.normal(size=200), rng.integers(0, 2, 200)]
+    y = (x[:, 0] > 1010) * 1.0
+    model = ub.UDNRegressor(epochs=3, width=8, random_state=0).fit(x, y)
+    (found,) = model.model_.layers.knots
+    assert len(found) == 17
+    assert -4 < found[0] < -1.5
+    assert 1.5 < found[-1] < 4
+    assert model.model_.network.hidden["1"].waves.ramps.abs().sum() > 0
+    model.save(tmp_path / "m.udn")
+    again = ub.UDNRegressor.load(tmp_path / "m.udn", device="cpu")
+    assert again.model_.layers.knots == [found]
+    assert np.array_equal(again.predict(x), model.predict(x))
+    two = ub.UDNRegressor(epochs=2, width=8, random_state=0, n_members=2).fit(x, y)
+    assert [m.layers.knots for m in two.members_] == [two.model_.layers.knots] * 2
+    shared = ub.UDNRegressor(epochs=1, width=8, n_members=2, ensemble="shared").fit(x, y)
+    assert len(shared.model_.layers.knots) == 1
+    assert ub.UDNClassifier(epochs=1, width=8).fit(x, y.astype(int)).model_.layers.knots == []
+    assert ub.UDNRegressor(epochs=1, width=8, preset="settled").fit(x, y).predict(x).shape == (200,)
+
+
 def test_gradients_of_all_its_parts():
-    layer = ub.TableDense(2, 3, 1, embedded=[1]).hidden(1).double()
+    layer = ub.TableDense(2, 3, 1, embedded=[1], knots=[[-0.3, 0.1, 0.9]]).hidden(1).double()
+    layer.waves.ramps.data.normal_()
     x = torch.randn(4, 2, dtype=torch.float64)
     names, values = zip(*layer.named_parameters(), strict=True)
-    assert set(names) >= {"waves.factor", "waves.frequency", "waves.phase", "linear.weight"}
+    assert set(names) >= {"waves.factor", "waves.ramps", "waves.phase", "linear.weight"}
 
     def outputs(*given):
         return torch.func.functional_call(layer, dict(zip(names, given, strict=True)), (x,))
@@ -68,6 +132,10 @@ def test_saved_and_read(tmp_path, embedded):
         ({"frequencies": 0}, "frequencies must be an integer"),
         ({"spread": 0.0}, "spread must be positive"),
         ({"spread": math.inf}, "spread must be positive"),
+        ({"knots": [[0.0, 1.0]]}, "of the 2 embedded columns"),
+        ({"knots": [[0.0, 1.0], [1.0]]}, "two or more numbers"),
+        ({"knots": [[0.0, 1.0], [1.0, 1.0]]}, "larger than the one before"),
+        ({"knots": [[0.0, 1.0], [1.0, math.inf]]}, "two or more numbers"),
     ],
 )
 def test_bad_arguments_are_told(options, said):
@@ -119,3 +187,21 @@ def test_small_tables_train_in_one_thread(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_inspect_counts_knots():
+    described = {"kind": "TableDense", "config": ub.TableDense(2, 4, 1, knots=KNOTS).config()}
+    assert "knots=[2 lists of 2 to 4 numbers]" in inspect._part(described)
+    described["config"]["knots"] = KNOTS[:1]
+    assert "knots=[1 list of 4 numbers]" in inspect._part(described)
+
+
+@pytest.mark.parametrize("bad", ["x", [[1.0]], [[1.0, 1.0]], [[0.0, float("nan")]], [[0.0, "1"]]])
+def test_knots_of_a_file_are_checked(bad):
+    described = {"kind": "TableDense", "config": ub.TableDense(1, 4, 1).config()}
+    assert check_part("layers")(described, "layers") == described
+    described["config"]["knots"] = [[0.0, 1.0]]
+    assert check_part("layers")(described, "layers") == described
+    described["config"]["knots"] = bad
+    with pytest.raises(FileError, match="knots"):
+        check_part("layers")(described, "layers")

@@ -16,16 +16,17 @@ from matplotlib.figure import Figure
 from scipy import integrate, stats
 
 from helpers import same, serving, state
+from unbounded import UDNRegressor, metrics
 from unbounded.cli import main
 from unbounded.data import uci
 from unbounded.depth import TruncatedPoisson
 from unbounded.experiments import pages
-from unbounded.experiments.uci import figure, published, scores, study, table
+from unbounded.experiments.uci import estimator, figure, published, scores, study, table
 from unbounded.experiments.uci import recipe as recipe_
 from unbounded.experiments.uci.likelihood import BalancedGaussian
-from unbounded.experiments.uci.models import ENSEMBLES, LABELS, build, single_models
+from unbounded.experiments.uci.models import ENSEMBLES, LABELS, TABLES, build, single_models
 from unbounded.experiments.uci.published import Estimate
-from unbounded.experiments.uci.recipe import Recipe, training_rows, validation_parts
+from unbounded.experiments.uci.recipe import Recipe, rounding, training_rows, validation_parts
 from unbounded.experiments.uci.recipe import table as standardised
 from unbounded.likelihoods import Gaussian
 
@@ -464,6 +465,32 @@ def test_no_test_row_reaches_a_model_or_a_choice():
     assert study.choose(poisoned, plan, say=lambda words: None) != choices
 
 
+def test_the_estimator_is_that_of_the_library_and_sees_no_test_row():
+    clean = small_set()
+    test = clean.test_masks[1]
+    poisoned = replace(clean, x=clean.x.copy(), y=clean.y.copy())
+    poisoned.x[test], poisoned.y[test] = np.nan, 1e30
+    plan = study.UCISettings("standard", (1,), ("f2", TABLES), TINY, (0,), quality="fast")
+    assert plan.networks == ["f2"]
+    assert plan.singles == ["f2"]
+    model = estimator.fit(clean, plan, 1, 5)
+    other = estimator.fit(poisoned, plan, 1, 5)
+    alone = UDNRegressor(random_state=5, quality="fast", device="cpu")
+    alone.fit(clean.x[~test], clean.y[~test])
+    assert same(state(model.model_), state(other.model_))
+    assert same(state(model.model_), state(alone.model_))
+    row = estimator.score(clean, plan, 1, model)
+    x, y = clean.x[test], clean.y[test]
+    assert row["rmse"] == pytest.approx(metrics.rmse(y, model.predict(x)))
+    low, high = model.predict_quantiles(x, [0.05, 0.95])
+    assert row["coverage"]["0.9"] == metrics.coverage(y, low, high)
+    assert row["width"]["0.9"] == pytest.approx(np.mean(high - low))
+    probs = model.depth_probs_[model.depths_ - 1]
+    means, scales = model.predict_by_depth(x, return_std=True)
+    least = np.maximum(scales, rounding(clean.y[~test]))
+    assert row["nll"] == pytest.approx(metrics.mixture_nll(y, probs, means, least))
+
+
 def test_the_better_candidate_is_chosen():
     """The scale with the least calibrated NLL on the validation parts, for each split alone."""
     data = small_set()
@@ -523,7 +550,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert found["configuration"]["recipe"]["steps"] == 20
     assert found["versions"]["torch"] == torch.__version__
     assert set(found["seconds"]) == {"selection", "training", "scoring"}
-    assert len(found["rows"]) == 2 * len(LABELS)
+    assert len(found["rows"]) == 2 * (len(LABELS) - 1)  # all but the estimator
     for row in found["rows"]:
         assert all(math.isfinite(row[k]) for k in ("rmse", "nll", "crps", "depth_mean"))
         assert row["diverged"] == 0
@@ -675,8 +702,21 @@ def test_verdicts():
 def test_the_time_of_models_that_were_added_counts():
     one = result_of({"udn": [1.0]})
     assert "| all |  |  | 1 |" in table.markdown({"yacht": one})
-    more = one | {"added": [{"seconds": {"training": 2.0}}, {"seconds": {"training": 4.0}}]}
-    assert "| all |  |  | 7 |" in table.markdown({"yacht": more})
+    note = {"versions": {"device": "tpu"}, "seconds": {"training": 2.0}}
+    more = one | {"added": [note, {"seconds": {"training": 4.0}}]}
+    text = table.markdown({"yacht": more})
+    assert "| all |  |  | 7 |" in text
+    assert "| yacht | cpu, tpu | 7 | 7 |" in text
+
+
+def test_a_model_that_only_some_sets_have_is_shown_for_these():
+    finite = {f"f{k}": [0.7, 0.8] for k in range(2, 7)}
+    both = result_of({"udn": [0.5, 0.6], TABLES: [0.4, 0.5], **finite})
+    text = table.markdown({"yacht": both, "boston": result_of({"udn": [0.5, 0.6], **finite})})
+    assert "| boston | 2.50 ± 0.00 | below 2 | – |" in text
+    assert "| yacht | 2.50 ± 0.00 | below 2 | 2.50 ± 0.00 |" in text
+    assert "| boston | 50.0% (1) | – |" in text
+    assert "| UDNRegressor better than their average, RMSE | 1 of 1 | – |" in text
 
 
 def test_published_figures_are_of_the_nine_sets():

@@ -134,7 +134,7 @@ class Network(nn.Module):
     def active(self, last: int, first: int = 1, *, cumulative_heads: bool = False) -> Active:
         """The parameters of a pass. Gathered anew if any was replaced, frozen or added."""
         stack = self.stack(last, first)
-        modules = [_parameters(module) for module in (*stack.hidden, *stack.heads)]
+        modules = [parameters_of(module) for module in (*stack.hidden, *stack.heads)]
         # Modules are told apart by their parameters, frozen ones by the sign.
         key = [id(p) if p.requires_grad else -id(p) for module in modules for p in module]
         key += (first, last, cumulative_heads)
@@ -217,12 +217,12 @@ class Network(nn.Module):
         return torch.stack(outputs)
 
 
-def _parameters(module: nn.Module) -> list[nn.Parameter]:
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """As `module.parameters()`, in a fifth of its time: asked for every module at every step."""
     found = [p for p in module._parameters.values() if p is not None]
     for child in module._modules.values():
         if child is not None:
-            found += _parameters(child)
+            found += parameters_of(child)
     return found
 
 

@@ -117,6 +117,10 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f"{k}={v}" for k, v in value.items() if k != "kind")
         return f"{value.get('kind', '')}({inner})"
+    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
+        lengths = sorted({len(item) for item in value})
+        of = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        return f"[{count_of(len(value), 'list')} of {of} numbers]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -18,6 +18,8 @@ from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
 from unbounded.devices import one_thread, resolve_device
 from unbounded.estimators.auto import (
+    CLASSES,
+    NUMBERS,
     annealing_factor,
     choose_batch_size,
     choose_epochs,
@@ -75,8 +77,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             docs/tables.md), "settled" (depth by held-out rows; docs/depth.md) or "paper" (a
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
-        epochs: passes over the training rows at most. "auto": as many steps as there are rows, but
-            900 to 6000, in 10 to 200 epochs.
+        epochs: passes over the training rows at most. "auto": 1.3 steps for each row, but 900 to
+            9000; for classes one for each, but 900 to 6000; in 10 to 200 epochs.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
@@ -240,7 +242,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         training, held = split(len(rows.x), fraction, classes, rng)
         seed = int(rng.randint(2**31 - 1))
         times = quality(self.quality).steps
-        epochs = choose_epochs(self.epochs, self.batch_size, len(training), times)
+        steps = CLASSES if is_classes(y) else NUMBERS
+        epochs = choose_epochs(self.epochs, self.batch_size, len(training), steps, times)
         refit = self.refit and len(held) > 0
         clock = Clock(self.time_limit, epochs)
         self.refit_history_ = None
@@ -293,7 +296,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one) for one in seeds]
+            models = [self._build(train.x, size, one, scalings.inputs) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -395,8 +398,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, x: Array, size: int, seed: int) -> UDN:
-        return build(self, x, size, seed)
+    def _build(self, x: Array, size: int, seed: int, scaling: Scaling) -> UDN:
+        return build(self, x, size, seed, scaling)
 
     # scikit-learn
 

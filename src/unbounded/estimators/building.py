@@ -3,8 +3,10 @@
 import copy
 from typing import TYPE_CHECKING
 
+from sklearn.base import is_regressor
+
 from unbounded.devices import resolve_device
-from unbounded.estimators.rows import Array, numbers
+from unbounded.estimators.rows import Array, Scaling, knots, numbers
 from unbounded.layers import Layers, TableDense
 from unbounded.likelihoods import Members
 from unbounded.likelihoods.members import MOST
@@ -13,6 +15,8 @@ from unbounded.training import preset
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
+
+_MOST_ROWS = 20_000  # more say no more of where quantiles are
 
 ENSEMBLES = ("deep", "shared")
 """Networks of their own, or one whose layers the members share."""
@@ -52,12 +56,12 @@ def check_members(estimator: "UDNEstimator") -> None:
         )
 
 
-def build(estimator: "UDNEstimator", x: Array, size: int, seed: int) -> UDN:
-    """A model for rows `x` and `size` classes or targets."""
+def build(estimator: "UDNEstimator", x: Array, size: int, seed: int, scaling: Scaling) -> UDN:
+    """A model for rows `x`, seen as `scaling` makes them, and `size` classes or targets."""
     likelihood = copy.deepcopy(estimator.likelihood)
     if likelihood is None:
         likelihood = estimator._default_likelihood(size)
-    layers = _layers(estimator, x, likelihood.num_outputs(size))
+    layers = _layers(estimator, x, likelihood.num_outputs(size), scaling)
     if estimator.ensemble == "shared":
         likelihood = Members(likelihood, estimator._sharing)
     recipe = preset(estimator.preset)
@@ -73,12 +77,17 @@ def build(estimator: "UDNEstimator", x: Array, size: int, seed: int) -> UDN:
     return model.to(resolve_device(estimator.device))
 
 
-def _layers(estimator: "UDNEstimator", x: Array, out_features: int) -> Layers:
+def _layers(estimator: "UDNEstimator", x: Array, out_features: int, scaling: Scaling) -> Layers:
     in_features, given = x.shape[1], estimator.layers
     if given is None:
         members = estimator._sharing if estimator.ensemble == "shared" else None
-        recipe = preset(estimator.preset)
-        return recipe.built(in_features, estimator.width, out_features, numbers(x), members)
+        recipe, columns = preset(estimator.preset), numbers(x)
+        places: list[list[float]] = []
+        if recipe.ramps and columns and is_regressor(estimator):
+            sample = scaling.apply(x[:: -(-len(x) // _MOST_ROWS)])
+            places = knots(sample, columns, recipe.ramps)
+        sizes = in_features, estimator.width, out_features
+        return recipe.built(*sizes, columns, members, places)
     if isinstance(given, Layers):
         return given
     if not callable(given):

@@ -97,7 +97,7 @@ def calibrate(held: HeldOutPredictions) -> float:
 
     log_factor = _highest(score, -_FURTHEST, _FURTHEST)
     if isinstance(prediction, GaussianPrediction):
-        log_factor += _standard_error(float(count.sum()) * y[0].numel())
+        log_factor += caution(float(count.sum()) * y[0].numel())
     factor = math.exp(log_factor)
     apply(factor)
     return factor
@@ -126,9 +126,19 @@ def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weigh
             noise.bend(bends)
 
 
-def _standard_error(observed: float) -> float:
-    """Of log c, from so many numbers, none of which counts for less than one."""
+def caution(observed: float) -> float:
+    """By how much `calibrate` raises log σ: a standard error of log c, from so many numbers."""
+    # None of them counts for less than one.
     return 1 / math.sqrt(2 * max(observed, 1.0))
+
+
+def cautious(held: HeldOutPredictions) -> float:
+    """What `calibrate` has multiplied σ by for the sake of caution alone."""
+    rows = held.rows
+    if not len(rows.x) or _change(held.models, is_classes(rows.y)) is None:
+        return 1.0
+    weights, targets = rows.weights[:_MOST_ROWS], rows.y[:1].size
+    return math.exp(caution(float(weights.sum()) * targets))
 
 
 def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] | None:

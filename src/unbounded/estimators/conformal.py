@@ -3,8 +3,9 @@
 Let s_i = |y_i − μ(x_i)| / σ(x_i) be the scores of n held-out rows, with the mean μ and the standard
 deviation σ of the predictive mixture. With the k-th smallest of them, k = ⌈(n + 1)·coverage⌉, the
 interval μ(x) ± s_(k) σ(x) holds a further target with at least that probability, if rows are
-exchangeable (Vovk et al., 2005; Lei et al., 2018). Here the held-out rows have also chosen epoch,
-depth and one factor of the noise: three looks at them, beside which n is large.
+exchangeable (Vovk et al., 2005; Lei et al., 2018). Here the held-out rows have also chosen epoch
+and depth, and fit them better than other rows would. So σ in the scores is that before it was
+widened for this reason (`calibrate`): intervals are wider by a factor of exp(1/√(2n)).
 """
 
 import math

@@ -7,10 +7,10 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from unbounded import interrupts
-from unbounded.estimators.auto import choose_batch_size, choose_epochs
+from unbounded.estimators.auto import CLASSES, NUMBERS, Steps, choose_batch_size, choose_epochs
 from unbounded.estimators.ensemble import check_begun
 from unbounded.estimators.pace import Clock, quality
-from unbounded.estimators.rows import Array, Scalings, WeightedRows
+from unbounded.estimators.rows import Array, Scalings, WeightedRows, is_classes
 from unbounded.steps.disk import DiskData
 from unbounded.steps.disk_files import ArrayGroups, Piece
 
@@ -89,7 +89,8 @@ def fit_from_disk(
     for name in ("refit", "warm_start"):
         if getattr(estimator, name):
             raise ValueError(f"{name} needs all rows in memory: it does not go with rows on disk")
-    clock = Clock(estimator.time_limit, _epochs(estimator, rows.num_rows))
+    steps = CLASSES if is_classes(rows.y) else NUMBERS
+    clock = Clock(estimator.time_limit, _epochs(estimator, rows.num_rows, steps))
     seed = int(check_random_state(estimator.random_state).randint(2**31 - 1))
     state: Any = estimator
     state.encoding_ = state.refit_history_ = None
@@ -100,11 +101,11 @@ def fit_from_disk(
         estimator._finish(run, held, rows.num_rows)
 
 
-def _epochs(estimator: "UDNEstimator", count: int) -> int:
+def _epochs(estimator: "UDNEstimator", count: int, wanted: Steps) -> int:
     """Epochs of `EPOCH_ROWS`, as many as the passes that were asked for, or as "auto" means."""
     parts = -(-count // EPOCH_ROWS)
     times = quality(estimator.quality).steps
-    passes = choose_epochs(estimator.epochs, estimator.batch_size, count, times)
+    passes = choose_epochs(estimator.epochs, estimator.batch_size, count, wanted, times)
     if not isinstance(estimator.epochs, str):
         return passes * parts
     steps = -(-count // choose_batch_size(estimator.batch_size, count))

@@ -28,9 +28,10 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
         rows = estimator._encoded(rows, size, rng)
     rows = merge(*rows)
     if first:
-        model = estimator._build(rows.x, size, int(rng.randint(2**31 - 1)))
+        scalings = estimator._scalings(rows)
+        model = estimator._build(rows.x, size, int(rng.randint(2**31 - 1)), scalings.inputs)
         none = Training(History(), 0, "partial_fit")
-        estimator._keep(TrainedModels([model], estimator._scalings(rows), none), 0)
+        estimator._keep(TrainedModels([model], scalings, none), 0)
         estimator.refit_history_ = None
     model = estimator.model_
     if estimator._optimizer is None:

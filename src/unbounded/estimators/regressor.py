@@ -10,8 +10,9 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators import conformal
+from unbounded.estimators import levels as interval_levels
 from unbounded.estimators.base import UDNEstimator
-from unbounded.estimators.calibration import HeldOutPredictions
+from unbounded.estimators.calibration import HeldOutPredictions, cautious
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
@@ -98,11 +99,23 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         """The t with P(Y ≤ t | x) = q, in the units of y: `(quantile, rows)`, quantile first.
 
         `(quantile, rows, target)` for several targets; without the first axis where `q` is one
-        number.
+        number. They are quantiles of the mixture over depths, at levels that hold what they say on
+        held-out rows (`levels_`, see `unbounded.estimators.levels`).
         """
-        pieces = [p.quantile(q).cpu().numpy() for p in self._predictions(X)]
+        pieces = [self._quantiles(p, q) for p in self._predictions(X)]
         values = self._shaped(self.target_scaling_.undo(np.concatenate(pieces, 1)))
         return values[0] if np.ndim(q) == 0 else values
+
+    def _quantiles(self, prediction: GaussianPrediction, q: float | Sequence[float]) -> Floats:
+        """`(quantile, rows, target)` in the units of the network."""
+        wanted = np.asarray(q, np.float64).reshape(-1)
+        if not ((wanted > 0) & (wanted < 1)).all():
+            raise ValueError(f"quantile levels must be strictly between 0 and 1, got {q}")
+        asked = [wanted if one is None else one.nominal(wanted) for one in self.levels_]
+        distinct = np.unique(asked)
+        found = prediction.quantile(distinct.tolist()).cpu().numpy()
+        columns = (found[np.searchsorted(distinct, one), :, k] for k, one in enumerate(asked))
+        return np.stack(list(columns), 2)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Floats, Floats]:
         """Lower and upper ends that hold the target with this probability, by conformal prediction.
@@ -174,17 +187,28 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:
         self.conformal_scores_: Floats | None = None
+        self.levels_: list[interval_levels.Levels | None] = [None] * self._num_targets
         if held is None or not isinstance(self.model_.likelihood.single, Gaussian):
             return
         found = combine(held.members)
         assert isinstance(found, GaussianPrediction)
         mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
-        self.conformal_scores_ = conformal.scores(held.tensors[1].numpy(), mean, std)
+        y = held.tensors[1]
+        # Noise was widened for the sake of rows other than these, which must not take it back.
+        wider = cautious(held) if self.calibrate else 1.0
+        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std / wider)
+        if self.calibrate:
+            means, scales = (part.double() for part in found.components())
+            z = (y.to(means) - means) * (wider / scales)
+            q = found.depth_log_probs.double().softmax(0)
+            cdf = torch.tensordot(q, torch.special.ndtr(z), 1).cpu().numpy()
+            self.levels_ = [interval_levels.find_levels(one, held.rows.weights) for one in cdf.T]
 
     def _describe_targets(self) -> dict[str, Any]:
         kept = self.conformal_scores_
         return {
             "conformal_scores": None if kept is None else kept.tolist(),
+            "levels": [None if one is None else one.held for one in self.levels_],
             "target_scaling": self.target_scaling_.to_dict(),
             "single_target": self._single_target,
         }
@@ -204,6 +228,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         self._num_targets = columns
         kept = described.get("conformal_scores")  # files of earlier versions have none
         self.conformal_scores_ = conformal.read(kept, columns, f"{where}.conformal_scores")
+        place = f"{where}.levels"
+        self.levels_ = interval_levels.read(described.get("levels"), columns, place)
         self._single_target = flag(described.get("single_target"), f"{where}.single_target")
         if self._single_target and columns != 1:
             raise FileError(f"the field {where}.single_target is true, there are {columns} targets")

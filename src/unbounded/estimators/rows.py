@@ -1,6 +1,7 @@
 """What the estimators do to the rows of a table before the network sees them."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,6 +105,20 @@ def numbers(x: Array) -> list[int]:
     # The first value, the first other one, and then any third.
     other = np.take_along_axis(x, (x != first).argmax(0)[None], 0)
     return np.flatnonzero(((x != first) & (x != other)).any(0)).tolist()
+
+
+def knots(x: Array, columns: Sequence[int], count: int) -> list[list[float]]:
+    """Quantiles of columns, between which `count` ramps rise; fewer where values are few.
+
+    Args:
+        x: rows as the network sees them, `(rows, column)`.
+        columns: some of them, each with more than one value.
+        count: of ramps.
+    """
+    places = np.linspace(0, 1, count + 1)
+    # Distinct in single precision, in which networks are trained.
+    found = np.quantile(x[:, columns], places, axis=0).T.astype(np.float32)
+    return [np.unique(column).tolist() for column in found]
 
 
 def split(

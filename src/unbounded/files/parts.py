@@ -132,6 +132,19 @@ _TABLE: Mapping[str, Check] = {
     "spread": _POSITIVE,
 }
 
+
+def _knots(value: Any, where: str) -> list[float]:
+    """Two or more numbers that ascend."""
+    numbers: list[float] = list_of(real(-_FURTHEST, _FURTHEST), least=2, most=1024)(value, where)
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise wrong(where, "numbers that ascend", value)
+    return numbers
+
+
+# What files of earlier versions do not have.
+_RAMPS: Mapping[str, Check] = {"knots": list_of(_knots, most=1 << 16)}
+_MAYBE: dict[Any, Mapping[str, Check]] = {TableDense: _RAMPS, TrunkDense: _RAMPS}
+
 # The only names that a file can ask for, and their arguments. A file never names a module or an
 # import path.
 _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
@@ -184,7 +197,7 @@ PARTS = tuple(_KNOWN)
 
 def _part(part: str) -> Check:
     """A part as `describe` gives it; the arguments of one that is built in are checked."""
-    known = {cls.__name__: record(fields) for cls, fields in _KNOWN[part].items()}
+    known = {cls.__name__: record(fields, _MAYBE.get(cls)) for cls, fields in _KNOWN[part].items()}
     outer = record({"kind": text(1000), "config": optional(mapping(anything))})
 
     def check(value: Any, where: str) -> dict[str, Any]:

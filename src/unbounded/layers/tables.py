@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,21 @@ from torch import Tensor, nn
 from unbounded.layers.dense import Activation, PreNormDense, _size
 from unbounded.layers.few_rows import Floats, Function, activation_of, chain, in_numpy, values
 
+_SLOWLY = 0.5  # factor of the ramps: steps of an optimiser such as Adam count that much less
+_FAR = 1e9
+
 
 class TableDense(PreNormDense):
-    """`PreNormDense` whose first layer sees each number of a table through waves.
+    """`PreNormDense` whose first layer sees each number of a table through waves and ramps.
 
     Networks find it hard to learn what goes up and down along one column. So f_1 first maps a
     column x, times a learnt factor, to x itself and a linear map of cos(2π(a_k x + b_k)), with
     learnt a_k and b_k, k = 1 … `frequencies` (periodic embeddings, Gorishniy et al., 2022, in the
-    small form of RealMLP, Holzmüller et al., 2024). Heads start at zero: the first prediction is
-    the mean of the targets, or all classes alike.
+    small form of RealMLP, Holzmüller et al., 2024). To these, where there are knots, a piecewise
+    linear function of the column is added: a sum of ramps, each of which rises from one knot to the
+    next, for targets that change at thresholds. The ramps' weights start at zero and learn slowly,
+    so that smooth targets are left to the waves. Heads start at zero: the first prediction is the
+    mean of the targets, or all classes alike.
 
     Args:
         in_features: columns, about in units of their spread.
@@ -31,7 +38,9 @@ class TableDense(PreNormDense):
         frequencies: waves of a column.
         embedding: numbers that a column becomes, the column among them.
         spread: standard deviation of the first a_k.
-        rest: the other arguments of `Dense`; `activation` is "mish" by default.
+        knots: for each embedded column two or more numbers that ascend, between which ramps rise;
+            none: no ramps.
+        rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
     reference = (3.0, 2.0)  # tables need few layers, and each costs time
@@ -46,7 +55,8 @@ class TableDense(PreNormDense):
         frequencies: int = 16,
         embedding: int = 4,
         spread: float = 0.1,
-        activation: str | Activation = "mish",
+        knots: Sequence[Sequence[float]] = (),
+        activation: str | Activation = "silu",
         **rest: Any,
     ):
         super().__init__(in_features, width, out_features, activation=activation, **rest)
@@ -63,15 +73,14 @@ class TableDense(PreNormDense):
         if not 0 < spread < math.inf:
             raise ValueError(f"spread must be positive, got {spread}")
         self.spread = float(spread)
+        self.knots = [[float(knot) for knot in column] for column in knots]
+        _check_knots(self.knots, len(self.embedded))
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
         if depth > 1:
             return super().hidden(depth)
-        waves = Waves(
-            self.in_features, self.embedded, self.frequencies, self.embedding, self.spread
-        )
-        layer = TableLayer(waves, self.width, self._activation)
+        layer = TableLayer(self._waves(), self.width, self._activation)
         self._init(layer.linear)
         return layer
 
@@ -90,7 +99,32 @@ class TableDense(PreNormDense):
             "frequencies": self.frequencies,
             "embedding": self.embedding,
             "spread": self.spread,
+            **({"knots": self.knots} if self.knots else {}),
         }
+
+    def _waves(self) -> "Waves":
+        """What the first layer makes of the columns."""
+        return Waves(
+            self.in_features,
+            self.embedded,
+            self.frequencies,
+            self.embedding,
+            self.spread,
+            self.knots,
+        )
+
+
+def _check_knots(knots: Sequence[Sequence[float]], columns: int) -> None:
+    """A ValueError if they are not of so many columns, or do not ascend."""
+    if knots and len(knots) != columns:
+        raise ValueError(f"knots must be of the {columns} embedded columns, got {len(knots)}")
+    for column in knots:
+        ascend = all(a < b for a, b in pairwise(column))
+        if len(column) < 2 or not ascend or not all(map(math.isfinite, column)):
+            raise ValueError(
+                "the knots of a column must be two or more numbers, each larger than the one "
+                f"before, got {column}"
+            )
 
 
 class Waves(nn.Module):
@@ -102,12 +136,21 @@ class Waves(nn.Module):
         frequencies: waves of a column.
         size: numbers that an embedded column becomes.
         spread: standard deviation of the first frequencies.
+        knots: of the ramps, for each embedded column; none: no ramps.
     """
 
     columns: Tensor
+    left: Tensor | None  # (column, ramp): where ramps begin to rise
+    steps: Tensor | None  # (column, ramp): how far it is from there to their end
 
     def __init__(
-        self, columns: int, embedded: Sequence[int], frequencies: int, size: int, spread: float
+        self,
+        columns: int,
+        embedded: Sequence[int],
+        frequencies: int,
+        size: int,
+        spread: float,
+        knots: Sequence[Sequence[float]] = (),
     ):
         super().__init__()
         count = len(embedded)
@@ -120,9 +163,20 @@ class Waves(nn.Module):
         bound = 1 / math.sqrt(frequencies)
         self.weight = nn.Parameter((torch.rand(count, frequencies, size - 1) * 2 - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(count, size - 1))
+        most = max(map(len, knots), default=1) - 1
+        self.ramps = nn.Parameter(torch.zeros(count, most, size - 1)) if most else None
+        # Columns with fewer ramps than others have some that begin where no value is.
+        left = [[*column[:-1], *[_FAR] * (most - len(column) + 1)] for column in knots]
+        steps = [
+            [b - a for a, b in pairwise(column)] + [1.0] * (most - len(column) + 1)
+            for column in knots
+        ]
+        for name, numbers in (("left", left), ("steps", steps)):
+            tensor = torch.tensor(numbers, dtype=torch.float64).to(self.bias) if knots else None
+            self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The columns, then what their waves give."""
+        """The columns, then what their waves and ramps give."""
         columns = input * self.factor
         if not len(self.columns):
             return columns
@@ -130,6 +184,10 @@ class Waves(nn.Module):
         waves = torch.cos(2 * math.pi * (chosen[..., None] * self.frequency + self.phase))
         # A product a column: (column, batch, frequencies) · (column, frequencies, size − 1).
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
+        if self.ramps is not None and self.left is not None and self.steps is not None:
+            own = input if self.takes_all else input[..., self.columns]
+            ramps = ((own[..., None] - self.left) / self.steps).clamp(0, 1) - 0.5
+            mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps, alpha=_SLOWLY)
         return torch.cat([columns, mixed.transpose(0, 1).flatten(1)], 1)
 
     def in_numpy(self) -> Function:
@@ -138,6 +196,10 @@ class Waves(nn.Module):
         weight, bias = values(self.weight), values(self.bias)
         chosen = None if self.takes_all else self.columns.numpy()
         count, numbers = len(factor), self.out_features
+        ramps = None
+        if self.ramps is not None and self.left is not None and self.steps is not None:
+            # Half of a number is exact.
+            ramps = values(self.left), values(self.steps), values(self.ramps) * _SLOWLY
 
         def function(x: Floats) -> Floats:
             columns = x * factor
@@ -147,7 +209,13 @@ class Waves(nn.Module):
             angles = (columns if chosen is None else columns[:, chosen])[..., None] * frequency
             angles += phase
             angles *= 2 * math.pi
-            mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight).swapaxes(0, 1)
+            mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight)
+            if ramps is not None:
+                left, steps, weights = ramps
+                rises = ((x if chosen is None else x[:, chosen])[..., None] - left) / steps
+                rises = np.clip(rises, 0, 1, out=rises) - 0.5
+                mixed += np.matmul(rises.swapaxes(0, 1), weights)
+            mixed = mixed.swapaxes(0, 1)
             found = np.empty((len(x), numbers))
             found[:, :count] = columns
             np.add(mixed, bias, out=found[:, count:].reshape(mixed.shape))

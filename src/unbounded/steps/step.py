@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from unbounded import growth, parallel, trees
 from unbounded.elbo import ElboTerms
 from unbounded.likelihoods import Likelihood
+from unbounded.network import parameters_of
 from unbounded.parallel import ALONE, Processes
 from unbounded.parallel.shards import Shards, local
 from unbounded.steps.objective import Gradient
@@ -155,7 +156,9 @@ def _clip(model: "UDN", largest: float) -> None:
     """Let the norm of all gradients be no larger than this."""
     placement = model.network.placement
     if not isinstance(placement, Shards):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
+        # Each once, though several depths may have it.
+        parameters = {id(p): p for p in parameters_of(model)}.values()
+        torch.nn.utils.clip_grad_norm_(parameters, largest)
         return
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     factor = (largest / (placement.norm(grads) + 1e-6)).clamp(max=1.0)  # as torch does

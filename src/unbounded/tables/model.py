@@ -406,7 +406,7 @@ class TableModel:
         if self.target.is_classes:
             return ByDepth(probs, estimator.predict_by_depth(x), None)
         means, scales = estimator.predict_by_depth(x, return_std=True)
-        return ByDepth(probs, means, scales)
+        return ByDepth(probs, means, scales, estimator.levels_[0])
 
     def chunks(
         self, table: Table, what: str = "reading", progress: bool = False

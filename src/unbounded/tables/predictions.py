@@ -1,11 +1,14 @@
 """What every depth predicts for some rows, and the columns that users see of it."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from unbounded import metrics
 from unbounded.tables.values import Floats
+
+if TYPE_CHECKING:
+    from unbounded.estimators.levels import Levels
 
 
 class ByDepth(NamedTuple):
@@ -18,6 +21,7 @@ class ByDepth(NamedTuple):
     depth_probs: Floats  # (depth,)
     values: Floats
     scales: Floats | None
+    levels: "Levels | None" = None  # what levels of a number's mixture hold; None: what they say
 
     @property
     def mixture(self) -> Floats:
@@ -63,9 +67,11 @@ class ByDepth(NamedTuple):
         else:
             columns["mean"] = self.mixture
             columns["sd"] = self.total()
-            tails = [(1 - interval) / 2, (1 + interval) / 2]
+            tails = np.array([(1 - interval) / 2, (1 + interval) / 2])
             if factor is None:
-                ends = metrics.mixture_quantile(tails, self.depth_probs, self.values, self.scales)
+                tails = tails if self.levels is None else self.levels.nominal(tails)
+                mixture = self.depth_probs, self.values, self.scales
+                ends = metrics.mixture_quantile(tails.tolist(), *mixture)
             else:
                 ends = self.mixture + np.array([[-factor], [factor]]) * self.total()
             columns["lower"], columns["upper"] = ends

@@ -63,6 +63,8 @@ class ScoreCollector:
         else:
             mixture = (found.depth_probs, found.values, found.scales)
             part["pit"] = metrics.mixture_cdf(y, *mixture)
+            if found.levels is not None:
+                part["pit"] = found.levels.actual(part["pit"])
             # Sums over rows, as arrays so that all parts are alike.
             part["nll"] = np.full(1, len(y) * metrics.mixture_nll(y, *mixture))
             part["crps"] = np.full(1, len(y) * metrics.mixture_crps(y, *mixture))

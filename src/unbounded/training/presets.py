@@ -48,6 +48,7 @@ class Preset:
         schedule: share of the training that is done ↦ a factor of the rate; None for a constant.
         numbers: rates where the targets are numbers.
         classes: rates where they are classes, which are soon learnt by heart.
+        ramps: of `TableDense`, of each column, where the targets are numbers; 0 for none.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Preset:
     schedule: Callable[[float], float] | None = None
     numbers: Rates = Rates()
     classes: Rates = Rates()
+    ramps: int = 0
 
     def built(
         self,
@@ -67,6 +69,7 @@ class Preset:
         out_features: int,
         numbers: Sequence[int],
         members: int | None = None,
+        knots: Sequence[Sequence[float]] = (),
     ) -> Layers:
         """The layers for a table.
 
@@ -76,13 +79,16 @@ class Preset:
             out_features: of the heads.
             numbers: columns with more than two values.
             members: how many share the layers of the preset "tables"; None for a lone network.
+            knots: of these columns, between which ramps rise (`TableDense`); none: no ramps.
         """
         if self.layers is not TableDense:
             return self.layers(in_features, width, out_features)
-        embedded = numbers if len(numbers) <= _MOST_EMBEDDED else ()
+        if len(numbers) > _MOST_EMBEDDED:
+            numbers, knots = (), ()
+        more: dict[str, Any] = {"embedded": numbers, "knots": knots}
         if members is not None:
-            return TrunkDense(in_features, width, out_features, members=members, embedded=embedded)
-        return self.layers(in_features, width, out_features, embedded=embedded)
+            return TrunkDense(in_features, width, out_features, members=members, **more)
+        return self.layers(in_features, width, out_features, **more)
 
     def fitting(
         self, family: DepthFamily, validates: bool, done: Callable[[int], float] | None = None
@@ -145,6 +151,7 @@ PRESETS = {
             cosine,
             Rates(0.01, 0.02),
             Rates(0.005, 0.3),
+            ramps=16,
         ),
         Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )

@@ -26,6 +26,7 @@ _STYLES = {  # colour and marker: finite networks are blue, from light to dark
     "dun": (figures.GREEN, "X"),
     "deep-ensemble": (figures.INK, "*"),
     "udn-ensemble": (figures.PINK, "*"),
+    "tables": (figures.RED, "P"),
 }
 _REACH = (0.3, 1.7)  # relative errors beyond are drawn at the edge, as triangles
 

@@ -21,6 +21,9 @@ FINITE = ("f2", "f3", "f4", "f5", "f6")
 DUN_DEPTHS = 10
 MEMBERS = 5
 
+TABLES = "tables"
+"""`UDNRegressor` with its defaults: no network of the study's own recipe."""
+
 LABELS = {
     "udn": "UDN",
     "udn-paced": "UDN, λ's pace chosen",
@@ -28,6 +31,7 @@ LABELS = {
     "dun": "DUN (dense, shared head)",
     "deep-ensemble": f"{MEMBERS} × finite",
     "udn-ensemble": f"{MEMBERS} × UDN",
+    TABLES: "UDNRegressor",
 }
 """The models of the study, in their order, and what tables call them."""
 
@@ -65,7 +69,9 @@ CHOSEN = {"udn-paced": tuple(VARIANTS)}
 
 
 def choices_of(model: str) -> tuple[str, ...]:
-    """The networks that a model may be made of."""
+    """The networks that a model may be made of; none for the estimator."""
+    if model == TABLES:
+        return ()
     return (ENSEMBLES | CHOSEN).get(model, (model,))
 
 

@@ -15,7 +15,7 @@ from unbounded.data.uci import SETS
 from unbounded.experiments import records
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.uci import figure, published
-from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS
+from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS, TABLES
 from unbounded.experiments.uci.published import Estimate
 
 Results = dict[str, dict[str, Any]]
@@ -89,6 +89,7 @@ def _metric_table(
 def _coverage(results: Results) -> str:
     models = [m for m in ("udn", "udn-ensemble", "deep-ensemble") if _has(results, m)]
     models = models or [m for m in LABELS if _has(results, m)][:3]
+    models += [TABLES] if TABLES not in models and _has(results, TABLES, some=True) else []
     levels = list(next(iter(results.values()))["rows"][0]["coverage"])
     head = ["set", *(f"{LABELS[m]}, {float(v):.0%}" for m in models for v in levels)]
     rows = []
@@ -96,6 +97,9 @@ def _coverage(results: Results) -> str:
         cells = []
         for model in models:
             mine = [row for row in result["rows"] if row["model"] == model]
+            if not mine:
+                cells += ["–"] * len(levels)
+                continue
             for level in levels:
                 inside = sum(row["coverage"][level] for row in mine) / len(mine)
                 width = sum(row["width"][level] for row in mine) / len(mine)
@@ -108,12 +112,15 @@ def _depths(results: Results) -> str:
     if not _has(results, "udn"):
         return "The UDN was not run.\n"
     models = [m for m in ("udn", *CHOSEN) if _has(results, m)]
+    models += [TABLES] if _has(results, TABLES, some=True) else []
     head = ["set", "E[ℓ]", "the paper says", *(f"{LABELS[m]}: E[ℓ]" for m in models[1:])]
     rows = []
     for name, result in results.items():
         depths = estimates(result, "depth_mean")
         claim = "below 2" if name in published.SHALLOW else "more"
-        first, *others = [plus_minus(*depths[model], 2) for model in models]
+        first, *others = [
+            plus_minus(*depths[model], 2) if model in depths else "–" for model in models
+        ]
         rows.append([name, first, claim, *others])
     return markdown_table(head, rows)
 
@@ -133,7 +140,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
         for title, others in (("RMSE", published.RMSE), ("NLL", published.NLL)):
             row = estimates(result, title.lower())
             finite = [row[m] for m in FINITE if m in row]
-            for model in ("udn", *CHOSEN):
+            for model in ("udn", *CHOSEN, TABLES):
                 if model not in row or len(finite) < len(FINITE):
                     continue
                 best = min(finite, key=lambda f: f.mean)
@@ -141,7 +148,7 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
                 note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
                 good = row[model].mean < sum(f.mean for f in finite) / len(finite)
                 note(f"{LABELS[model]} better than their average, {title}", name, good)
-            ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble") if m in row]
+            ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble", TABLES) if m in row]
             if not ours:
                 continue
             known = min((f[name] for f in others.values() if name in f), key=lambda f: f.mean)
@@ -170,14 +177,17 @@ def _times(results: Results) -> str:
         runs = [result, *result.get("added", [])]
         seconds = [sum(run["seconds"][n] for run in runs) for n in names]
         total += sum(seconds)
-        device = result["versions"]["device"]
+        devices = dict.fromkeys(run.get("versions", {}).get("device") for run in runs)
+        device = ", ".join(one for one in devices if one)
         rows.append([name, device, *(f"{s:.0f}" for s in [*seconds, sum(seconds)])])
     rows.append(["all", "", *[""] * len(names), f"{total:.0f}"])
     return markdown_table(head, rows)
 
 
-def _has(results: Results, model: str) -> bool:
-    return all(any(row["model"] == model for row in r["rows"]) for r in results.values())
+def _has(results: Results, model: str, some: bool = False) -> bool:
+    """Whether all sets, or some, have results of a model."""
+    found = (any(row["model"] == model for row in r["rows"]) for r in results.values())
+    return any(found) if some else all(found)
 
 
 def _digits(best: Estimate) -> int:
