@@ -304,6 +304,17 @@ def test_a_missing_extra_is_told_before_training(monkeypatch, package, make):
         SMALL[make]()
 
 
+@pytest.mark.parametrize("name", ["resnet18", "anode", "anode-stem", "implicit"])
+def test_a_configuration_rebuilds_it(name):
+    layers = small(name)
+    again = type(layers)(**layers.config())
+    assert again.config() == layers.config()
+    sizes = [
+        [p.shape for p in plain(one, ub.Categorical(4)).parameters()] for one in (layers, again)
+    ]
+    assert sizes[0] == sizes[1]
+
+
 def test_what_a_graph_can_hold_is_said():
     assert ResNet18.has_fixed_steps
     assert not BareODE.has_fixed_steps

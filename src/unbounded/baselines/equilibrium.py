@@ -73,6 +73,12 @@ class MDEQ(Whole):
         }
         extra("torchdeq")
 
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        found = super().config()
+        solving = found.pop("solving")
+        return {**found, **solving}
+
     @property
     def num_features(self) -> int:
         """Channels of all resolutions together."""

@@ -27,10 +27,6 @@ class Whole(Layers):
         out_features: size of the head's output: what the likelihood takes.
     """
 
-    has_fixed_steps: bool = True
-    """Whether every pass is the same sequence of operations, as CUDA graphs need it. Solvers that
-    look at their error are none."""
-
     def __init__(self, in_channels: int, out_features: int):
         self.in_channels, self.out_features = in_channels, out_features
 
@@ -57,7 +53,7 @@ class Whole(Layers):
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
-        return {"in_channels": self.in_channels, "out_features": self.out_features}
+        return dict(vars(self))
 
 
 def plain(layers: Whole, likelihood: Likelihood, *, seed: int = 0) -> UDN:

@@ -62,6 +62,8 @@ class Graphs(Eager):
             raise refuse(self, "autocast=torch.float16", "use torch.bfloat16, or Eager()")
         if options.drop_inactive:
             raise refuse(self, "drop_inactive=True", "it keeps all layers; use Eager()")
+        if not all(model.layers.has_fixed_steps for model in task.models):
+            raise refuse(self, "layers whose passes differ from each other", "use Eager()")
         super().start(task)
         for member in self.members:
             member.extra = _Captures(self, member)
