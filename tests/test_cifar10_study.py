@@ -25,7 +25,7 @@ from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
 from unbounded.experiments import jobs, pages, records
-from unbounded.experiments.cifar10 import figures, plan, published, results, table
+from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class, result_line
@@ -40,10 +40,11 @@ def result(
 ) -> dict:
     """What a run leaves behind, with numbers of our choice."""
     recipe = recipe or Recipe.named("fast")
-    last = math.ceil(depth) + 2 if run.model == "udn" else int(run.model)
+    fixed = 1 if run.model in models.OTHERS else models.fixed_depth(run.model)
+    last = math.ceil(depth) + 2 if fixed is None else fixed
     weights = [math.exp(-((ell - depth) ** 2) / 4) for ell in range(1, last + 1)]
-    if run.model != "udn":
-        depth, weights = float(run.model), [0.0] * (last - 1) + [1.0]
+    if fixed is not None:
+        depth, weights = float(fixed), [0.0] * (last - 1) + [1.0]
     curve = [
         {
             "epoch": epoch,
@@ -74,6 +75,9 @@ def result(
             "num_layers": last,
             "seconds": 180.0,
             "capture_seconds": 30.0,
+            "parameters": 8_500_000,
+            "flops": 1.2e9,
+            "images_per_second": 45e3,
             "epoch_seconds": 30.0,
             "curve": curve,
             "births": [],
@@ -92,7 +96,9 @@ class Trainer:
     def names(self) -> list[str]:
         return [call["run"].name for call in self.calls]
 
-    def __call__(self, run, recipe, images, *, device, folder, resume, progress, minutes=None):
+    def __call__(
+        self, run, recipe, images, *, device, folder, resume, progress, minutes=None, keep=None
+    ):
         told = {"run": run, "recipe": recipe, "images": images, "device": device}
         self.calls.append(told | {"folder": folder, "resume": resume, "minutes": minutes})
         if self.before(run):
@@ -193,7 +199,8 @@ def test_named_classes_are_for_every_model():
 
 
 def test_words_of_the_options():
-    assert plan.models_of("udn,5, 10 05") == ("udn", "5", "10")
+    assert plan.models_of("udn,5, 10 05 omega10 Ω8") == ("udn", "5", "10", "8")
+    assert plan.models_of("resnet18 dun30-own,mdeq") == ("resnet18", "dun30-own", "mdeq")
     assert plan.seeds_of("3") == (0, 1, 2)
     assert plan.seeds_of("0,4") == (0, 4)
     assert plan.seeds_of("4,") == (4,)
@@ -209,7 +216,12 @@ def test_words_of_the_options():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--models", "udn,resnet"], "there is no 'resnet'"),
+        (["--models", "udn,resnet"], "there is no 'resnet'; there are udn, depths (5, 10, …"),
+        (["--models", "dun0"], "there is no 'dun0'"),
+        (["--recipe", "best", "--schedule", "paper"], "two recipes: give one of them"),
+        (["--set", "smoothing=1.0"], "smoothing and average must be from 0 to below 1"),
+        (["--set", "whitening=2"], "whitening must be odd, or 0, got 2"),
+        (["--set", "optimizer=adam"], "optimizer must be one of ('sgd', 'muon'), got 'adam'"),
         (["--models", "0"], "there is no '0'"),
         (["--models", ","], "--models: at least one is needed"),
         (["--seeds", "0"], "--seeds: at least one is needed"),
@@ -676,7 +688,8 @@ def test_accuracy_beside_the_published():
     deviation = statistics.stdev([100 * a for a in accuracies])
     ours = cells(text, "UDN")
     assert ours[1:5] == ["94.4 ± 0.2", "the paper", f"**94.40 ± {deviation:.2f}**", "3"]
-    assert ours[5:] == ["−0.200 ± 0.000", "0.020 ± 0.000", "11.00 ± 1.00", "12–14", "3.0"]
+    assert ours[5:9] == ["−0.200 ± 0.000", "0.020 ± 0.000", "11.00 ± 1.00", "12–14"]
+    assert ours[9:] == ["8.50", "1.20", "180", "45,000"]
     assert cells(text, "Ω₅")[1:5] == ["91.7 ± 0.2", "the paper", "92.00", "1"]
     assert cells(text, "Ω₇")[1:4] == ["–", "–", "93.00"]
     assert cells(text, "Ω₃₀")[1:4] == ["93.9 ± 0.1", "the paper", "–"]

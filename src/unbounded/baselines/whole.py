@@ -56,8 +56,14 @@ class Whole(Layers):
         return dict(vars(self))
 
 
-def plain(layers: Whole, likelihood: Likelihood, *, seed: int = 0) -> UDN:
-    """The network as a model for `fit`: depth 1 for certain."""
+def plain(layers: Layers, likelihood: Likelihood, *, seed: int = 0) -> UDN:
+    """The network as a model for `fit`: depth 1 for certain.
+
+    Args:
+        layers: a `Whole`, perhaps behind a whitening.
+        likelihood: p(y; Ω).
+        seed: of the first weights.
+    """
     return UDN(layers, likelihood, FixedDepth(1), seed=seed)
 
 

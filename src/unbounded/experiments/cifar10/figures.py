@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from unbounded.experiments import figures
+from unbounded.experiments.cifar10.models import label
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.results import Result, headline, label, select, spread_of
+from unbounded.experiments.cifar10.results import Result, headline, select, spread_of
 from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
 
 if TYPE_CHECKING:
