@@ -27,7 +27,7 @@ from unbounded.experiments import cifar10 as study
 from unbounded.experiments import jobs, pages, records
 from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import PRESETS, CifarRun, Recipe, ignored
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class, result_line
 from unbounded.training import HeldOutAscent
 
@@ -601,6 +601,7 @@ def _wait_for(condition, seconds: float = 120.0) -> None:
         ("--lambda0", "1,5", "--rules", "gradient,ascent", "--seeds", "4,", "--again"),
         ("--schedule", "paper", "--epochs", "3", "--data", "a folder", "--resume"),
         ("--rules", "settled,gradient", "--classes", "ship,frog", "--set", "held_out=50"),
+        ("--models", "resnet18", "omega8,dun5-own", "--recipe", "fast", "--keep"),
     ],
 )
 def test_a_process_gets_the_same_study(tmp_path, words):
@@ -615,7 +616,7 @@ def test_a_process_gets_the_same_study(tmp_path, words):
         assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
         assert [r for r in again.runs if r.name == theirs.one] == [run]
         assert (theirs.device, theirs.until, theirs.data) == ("cpu", 1.8e9 + 0.25, ours.data)
-        assert theirs.again == ours.again
+        assert (theirs.again, theirs.keep) == (ours.again, ours.keep)
 
 
 def test_one_run_alone_for_a_process(tmp_path, trainer, monkeypatch, capsys):
@@ -924,13 +925,73 @@ def test_curves_over_epochs():
         drawing(figures.curves, runs)
 
 
+def test_accuracy_against_seconds():
+    runs = study_of(
+        (CifarRun("5", 0), 0.92, 5),
+        (CifarRun("mdeq", 0), 0.91, 1),
+        (CifarRun("udn", 0), 0.94, 8),
+        (CifarRun("udn", 0, EASY), 0.99, 2),
+    )
+    runs[1]["seconds"] = 4000.0
+    figure = drawing(figures.seconds, runs)
+    (axes,) = figure.axes
+    assert entries(figure) == ["Ω₅", "MDEQ", "UDN"]
+    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
+    assert points == [(180.0, 92.0), (4000.0, 91.0), (180.0, 94.0)]
+
+
+def test_other_kinds_of_networks_stand_beside_the_published():
+    names = ["mdeq", "node-stem", "node", "resnet18", "dun30-own", "dun30", "8"]
+    runs = study_of(*[(CifarRun(name, 0), 0.9, 5) for name in names])
+    text = table.accuracy_table(runs)
+    first = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][2:]
+    kept = ["Ω₈", "ResNet-18", "NODE", "NODE on a stem", "MDEQ", "DUN₃₀, one head", "UDN"]
+    places = [next(i for i, cell in enumerate(first) if cell.startswith(one)) for one in kept]
+    assert places == sorted(places)
+    assert cells(text, "NODE |")[1:4] == ["53.7 ± 0.2", "Dupont et al. 2019", "**90.00**"]
+    assert cells(text, "NODE on a stem")[1:3] == ["–", "–"]
+    assert cells(text, "DUN₃₀, own heads")[7] == "5.00"  # it infers a depth
+    assert cells(text, "MDEQ")[7:9] == ["–", "–"]
+    assert "- NODE: the bare form, 172,358 weights" in text
+    assert "- ANODE" not in text  # it was not run
+    # Another kind is no fixed depth.
+    both = study_of((CifarRun("udn", 0), 0.94, 8), (CifarRun("5", 0), 0.93, 5))
+    assert table.verdicts([*both, *runs[:4]]) == table.verdicts(both)
+
+
+def test_a_missing_package_is_told_before_training(tmp_path, trainer, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchdeq", None)
+    assert reproduce(tmp_path / "out", "--models", "5", "mdeq") == 2
+    assert "pip install 'unbounded[baselines]'" in capsys.readouterr().err
+    assert not trainer.calls
+
+
+def test_fields_of_other_models_do_not_keep_a_run_out():
+    assert "ode_tolerance" in ignored("udn")
+    assert "ode_tolerance" not in ignored("node")
+    assert "deq_gradient" in ignored("node")
+    assert "deq_gradient" not in ignored("mdeq")
+    assert "concentration" in ignored("mdeq")
+    assert "concentration" not in ignored("udn")
+    assert "lr" not in ignored("resnet18")
+
+
+def test_presets_change_the_recipe():
+    for name, preset in PRESETS.items():
+        made = study.make_study(options("--recipe", name, "--models", "udn", "5"))
+        assert made.recipe == Recipe.named("fast", **preset)
+        assert made.recipe.optimizer == "muon"
+    made = study.make_study(options("--recipe", "best", "--set", "smoothing=0.2"))
+    assert (made.recipe.smoothing, made.recipe.epochs) == (0.2, PRESETS["best"]["epochs"])
+
+
 def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
     records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(CifarRun("5", 0)))
     stale = tmp_path / "posterior.svg"
     stale.write_text("of runs that are gone")
     text = table.write(tmp_path)
     assert not stale.exists()
-    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves.svg"}
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves.svg", "seconds.svg"}
     for name in ("posterior.svg", "evolution.svg", "accuracy_by_depth.svg"):
         assert f"- {name}: " in text
     assert "no curve of UDN" in words_of((tmp_path / "curves.svg").read_text())

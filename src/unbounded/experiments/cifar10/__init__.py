@@ -24,7 +24,14 @@ from unbounded.experiments.cifar10.recipe import (
     CifarRun,
     Recipe,
 )
-from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
+from unbounded.experiments.cifar10.study import (
+    MARK,
+    OUT_OF_TIME,
+    QUICK_IMAGES,
+    Study,
+    quick_images,
+    result_line,
+)
 from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
@@ -70,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=int, default=1, metavar="N", help="runs at once, a process each (default: 1)"
     )
     add("--keep", action="store_true", help="keep the trained models, for --evaluate")
+    add("--evaluate", action="store_true", help="look at kept models; no training")
+    foreign = "foreign images for --evaluate: folders, files, or digits, photographs"
+    add("--ood", nargs="+", default=[], metavar="SOURCE", help=foreign)
     add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
     add("--no-train", action="store_true", help="tables and figures of what is there, no training")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
@@ -86,6 +96,9 @@ def run(options: argparse.Namespace) -> None:
     if options.no_train:
         show(table.write(_folder(options)))
         return
+    if options.evaluate:
+        _evaluate(options)
+        return
     study = make_study(options)
     options.device = usable_device(options.device)
     with interrupts.taken():
@@ -99,6 +112,24 @@ def run(options: argparse.Namespace) -> None:
             return
         wanted = study.prepare(resume=options.resume, again=options.again)
         _train_all(study, wanted, options)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """Look at the models that were kept."""
+    from unbounded.data import cifar10
+    from unbounded.experiments.cifar10 import evaluated
+    from unbounded.experiments.cifar10.evaluation import Evaluation
+
+    folder = _folder(options)
+    device = usable_device(options.device)
+    images = cifar10.load(options.data)
+    if (folder / MARK).is_file():
+        images = cifar10.CIFAR10(*quick_images(images))
+    try:
+        found = Evaluation(folder, images, device, options.ood, options.again).run()
+    except (ValueError, ImportError) as error:
+        raise StudyError(str(error)) from None
+    show(evaluated.write(folder, found))
 
 
 def make_study(options: argparse.Namespace) -> Study:

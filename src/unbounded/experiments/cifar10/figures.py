@@ -5,7 +5,7 @@ Where runs are missing, their part of a figure is left out and a line under it s
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unbounded.experiments import figures
 from unbounded.experiments.cifar10.models import label
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIXED = (PINK, BLUE, GREEN, SKY)
 _STARTS = (BLUE, GREEN, ORANGE, PINK, RED, SKY)
+_MARKS = ("o", "s", "^", "D")
 _END = 0.2  # share of the epochs that is drawn once more, larger
 _GROUPS: dict[tuple[str, ...], dict[str, str]] = {
     EASY: {"color": BLUE, "marker": "o"},
@@ -144,11 +145,34 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     figures.title(figure, words, ["; ".join(missing), note])
 
 
+def seconds(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
+    """Draw test accuracy at the end against the seconds of training, a point for each run."""
+    full = select(results, classes=())
+    models = list(dict.fromkeys(r["run"]["model"] for r in full if r["run"]["model"] != "udn"))
+    runs = {model: select(full, model) for model in models} | {"udn": headline(results)}
+    runs = {model: own for model, own in runs.items() if own}
+    if not runs:
+        raise NothingToDraw("nothing was run on all ten classes")
+    axes = figure.subplots()
+    handles = []
+    for index, (model, own) in enumerate(runs.items()):
+        points = [(r["seconds"], 100 * r["test_accuracy"]) for r in own]
+        style: dict[str, Any] = {"color": _STARTS[index % len(_STARTS)], "linestyle": "none"}
+        style |= {"marker": _MARKS[index // len(_STARTS) % len(_MARKS)], "label": label(model)}
+        style |= {"color": ORANGE, "marker": "*", "markersize": 9} if model == "udn" else {}
+        handles.append(figures.line(axes, points, **style))
+    axes.set_xscale("log")
+    figures.label(axes, "seconds of training", "test accuracy, %")
+    figures.legend(figure, handles)
+    figures.title(figure, "Accuracy against training time, all ten classes", [note])
+
+
 NAMES: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {
     "posterior.svg": (posterior, (7.6, 4.0)),
     "evolution.svg": (evolution, (8.7, 4.0)),
     "accuracy_by_depth.svg": (depths, (7.6, 4.8)),
     "curves.svg": (curves, (8.7, 4.2)),
+    "seconds.svg": (seconds, (7.6, 4.2)),
 }
 """The figures by file name, and their sizes in inches."""
 

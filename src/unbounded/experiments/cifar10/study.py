@@ -122,8 +122,7 @@ class Study:
         end = None if minutes is None else time.monotonic() + 60 * minutes
         images = cifar10.load(data)
         if self.quick:
-            parts = zip(images, QUICK_IMAGES.values(), strict=True)
-            images = cifar10.CIFAR10(*(first_of_each_class(*part) for part in parts))
+            images = cifar10.CIFAR10(*quick_images(images))
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
             if left is not None and left <= 0:
@@ -143,6 +142,12 @@ class Study:
                 show(OUT_OF_TIME.format(run.name))
                 return
             show(result_line(run, found))
+
+
+def quick_images(images: "tuple[Images, Images]") -> "list[Images]":
+    """The training and test images of a quick look."""
+    parts = zip(images, QUICK_IMAGES.values(), strict=True)
+    return [first_of_each_class(*part) for part in parts]
 
 
 def first_of_each_class(images: "Images", count: int) -> "Images":
