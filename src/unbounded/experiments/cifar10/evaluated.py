@@ -10,14 +10,14 @@ from unbounded.experiments import figures, records
 from unbounded.experiments.cifar10.models import fixed_depth, label, order
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.results import Result, read, select
-from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, SKY, NothingToDraw
+from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
 from unbounded.experiments.pages import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Found = Mapping[str, Any]
-_COLOURS = (ORANGE, BLUE, GREEN, PINK, SKY)
+_COLOURS = (BLUE, GREEN, PINK, RED, SKY)
 
 
 def markdown(found: Sequence[Found]) -> str:
@@ -76,12 +76,13 @@ def exits_table(found: Sequence[Found]) -> str:
 
 def exits(figure: "Figure", found: Sequence[Found], results: Sequence[Result]) -> None:
     """Draw accuracy against mean work: early exits, one depth for all rows, networks Ω."""
-    shown = [one for one in found if "exits" in one and not one["run"]["classes"]]
+    shown = _first_seeds([one for one in found if "exits" in one])
     if not shown:
         raise NothingToDraw("no kept model infers a depth on all ten classes")
     panels = figure.subplots(1, 2, sharey=True)
     handles = []
-    for one, colour in zip(shown, _COLOURS, strict=False):
+    for index, one in enumerate(shown):
+        colour = _colour(one, index)
         for axes, key, unit in ((panels[0], "layers", 1.0), (panels[1], "flops", 1e9)):
             early = [(p[key] / unit, 100 * p["accuracy"]) for p in one["exits"]]
             style = {"color": colour, "marker": "o", "label": f"{_name(one)}, rows stop"}
@@ -111,21 +112,18 @@ def exits(figure: "Figure", found: Sequence[Found], results: Sequence[Result]) -
 
 def reliability(figure: "Figure", found: Sequence[Found]) -> None:
     """Draw how often predictions of each confidence are right, less that confidence."""
-    shown = [one for one in found if not one["run"]["classes"]]
+    shown = _first_seeds(found)
     if not shown:
         raise NothingToDraw("no model of all ten classes was kept")
-    kinds: dict[str, Found] = {}
-    for one in sorted(shown, key=_place):
-        kinds.setdefault(_name(one), one)  # the first seed stands for all
     axes = figure.subplots()
     axes.axhline(0, color=INK, linestyle="--", linewidth=1)
     handles = []
-    for index, (name, one) in enumerate(kinds.items()):
+    for index, one in enumerate(shown):
         points = one["reliability"]
         pairs = zip(points["confidence"], points["accuracy"], points["count"], strict=True)
         line = [(100 * c, 100 * (a - c)) for c, a, count in pairs if count >= 20]
-        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": "o", "label": name}
-        style |= {"linestyle": "--"} if index >= len(_COLOURS) else {}
+        style = {"color": _colour(one, index), "marker": "o", "label": _name(one)}
+        style |= {"linestyle": "--"} if one["members"] > 1 else {}
         handles.append(figures.line(axes, line, **style))
     figures.label(axes, "confidence, %", "right − confidence, points")
     figures.legend(figure, handles)
@@ -149,6 +147,19 @@ def write(folder: Path, found: Sequence[Found]) -> str:
             text += f"\n{name} is not drawn: {error}.\n"
     records.write_text(folder / "evaluation.md", text)
     return text
+
+
+def _first_seeds(found: Sequence[Found]) -> list[Found]:
+    """One model of each kind and each ensemble, of all ten classes."""
+    kinds: dict[str, Found] = {}
+    for one in sorted(found, key=_place):
+        if not one["run"]["classes"]:
+            kinds.setdefault(_name(one), one)
+    return list(kinds.values())
+
+
+def _colour(one: Found, index: int) -> str:
+    return ORANGE if one["run"]["model"] == "udn" else _COLOURS[index % len(_COLOURS)]
 
 
 def _mean(scores: Mapping[str, Any], names: Sequence[str], key: str) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FIXED = (PINK, BLUE, GREEN, SKY)
 _STARTS = (BLUE, GREEN, ORANGE, PINK, RED, SKY)
+_OTHERS = (BLUE, GREEN, PINK, RED, SKY)  # orange is the UDN's
 _MARKS = ("o", "s", "^", "D")
 _END = 0.2  # share of the epochs that is drawn once more, larger
 _GROUPS: dict[tuple[str, ...], dict[str, str]] = {
@@ -157,11 +158,13 @@ def seconds(figure: "Figure", results: Sequence[Result], note: str = "") -> None
     handles = []
     for index, (model, own) in enumerate(runs.items()):
         points = [(r["seconds"], 100 * r["test_accuracy"]) for r in own]
-        style: dict[str, Any] = {"color": _STARTS[index % len(_STARTS)], "linestyle": "none"}
-        style |= {"marker": _MARKS[index // len(_STARTS) % len(_MARKS)], "label": label(model)}
+        style: dict[str, Any] = {"color": _OTHERS[index % len(_OTHERS)], "linestyle": "none"}
+        style |= {"marker": _MARKS[index // len(_OTHERS) % len(_MARKS)], "label": label(model)}
         style |= {"color": ORANGE, "marker": "*", "markersize": 9} if model == "udn" else {}
         handles.append(figures.line(axes, points, **style))
     axes.set_xscale("log")
+    for each in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        each("{x:g}")  # 200, not 2 × 10²
     figures.label(axes, "seconds of training", "test accuracy, %")
     figures.legend(figure, handles)
     figures.title(figure, "Accuracy against training time, all ten classes", [note])

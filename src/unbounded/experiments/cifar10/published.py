@@ -5,7 +5,7 @@ from typing import NamedTuple
 SOURCE = "Table 2 of the paper: 3 runs for the Ω and the UDN, 5 for the quoted figures"
 
 RECIPE = "their recipe is not known in full; ours is below, one for all rows"
-LONGER = "500 epochs by the paper's schedule, the recipe below here; all else as its code has it"
+LONGER = "the paper trains for 500 epochs by a schedule of its own; ours is the recipe below"
 
 
 class Published(NamedTuple):
@@ -51,7 +51,7 @@ TABLE = (
         "Bai et al. 2020",
         "the image goes into every resolution and the gradient is a phantom one; " + RECIPE,
     ),
-    Published("UDN", "udn", 94.4, 0.2, differs="λ by the rule that is named, and the recipe below"),
+    Published("UDN", "udn", 94.4, 0.2, differs="the same, and λ goes by the rule that is named"),
 )
 """Table 2, with the finite networks in the order of their depth."""
 
