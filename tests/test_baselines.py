@@ -238,6 +238,19 @@ def test_a_fixed_point_is_one(solver):
     assert few.residuals.max() > tolerance  # and it says so where it is none
 
 
+def test_a_fixed_point_keeps_its_precision():
+    needs("torchdeq")
+    model = plain(SMALL["mdeq"](), ub.Categorical(4)).eval()
+    x = images().inputs(slice(4))
+    states = []
+    point = model.network.hidden["1"].point
+    point.register_forward_hook(lambda module, given, found: states.extend(found))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.predict(x)
+    assert {state.dtype for state in states} == {torch.float32}
+    assert point.residuals.max() < 0.1
+
+
 def test_the_implicit_gradient_is_that_of_the_point():
     """Beside many steps of the iteration, differentiated one by one."""
     needs("torchdeq")

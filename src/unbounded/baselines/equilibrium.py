@@ -177,7 +177,11 @@ class FixedPoint(nn.Module):
             found = self.block(injected, states)
             return [new.to(old.dtype) for new, old in zip(found, states, strict=True)]
 
-        start = [torch.zeros_like(each, memory_format=torch.contiguous_format) for each in injected]
+        # In single precision at least: residuals are smaller than what 16 bits can tell apart.
+        start = [
+            each.new_zeros(each.shape, dtype=torch.promote_types(each.dtype, torch.float32))
+            for each in injected
+        ]
         found, info = self.solve(block, start)
         self.residuals = info["rel_lowest"].detach()
         states: list[Tensor] = found[-1]
