@@ -98,11 +98,7 @@ def train(
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
-        **scores(model, parts.scored, name, autocast),
-        **costs(model, parts.scored, name, autocast),
-        "depth_mean": model.depth.mean(),
-        "max_depth": model.depth.max_depth(),
-        "num_layers": model.network.num_layers,
+        **_described(model, parts.scored, name, autocast),
         "seconds": result.seconds,
         "wall_seconds": time.perf_counter() - started,  # of this piece, with set-up and scores
         "capture_seconds": engine.capture_seconds,
@@ -178,12 +174,18 @@ def scores(
     }
 
 
-def costs(
+def _described(
     model: UDN, held_out: ImageData, name: str, autocast: torch.dtype | None
 ) -> dict[str, Any]:
-    """Weights, work and speed of predictions, see `cost`."""
+    """Scores, what predictions cost (see `cost`), and the depth, of a trained model."""
     bound = batches(held_out, model, what=name, batch_size=_ROWS)
-    return cost(model, [batch.x for batch in bound], autocast)
+    return {
+        **scores(model, held_out, name, autocast),
+        **cost(model, [batch.x for batch in bound], autocast),
+        "depth_mean": model.depth.mean(),
+        "max_depth": model.depth.max_depth(),
+        "num_layers": model.network.num_layers,
+    }
 
 
 def _renew_norms(
