@@ -197,7 +197,7 @@ def test_the_settled_rule_moves_by_held_out_images_and_keeps_the_last_epoch(imag
     run = CifarRun("udn", 0, (), 3.0, "settled")
     record = train(run, images, tmp_path)
     rows = record["curve"]
-    assert len({row["depth_mean"] for row in rows}) > 2  # to the reference, and on from there
+    assert len({row["depth_mean"] for row in rows}) > 1  # from the reference, where it begins
     assert all({"val_accuracy", "depth_settled"} <= set(row) for row in rows)
     assert record["depth_mean"] == rows[-1]["depth_mean"]
     # So is a network of fixed depth: one recipe for all.
