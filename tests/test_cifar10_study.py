@@ -25,9 +25,9 @@ from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
 from unbounded.experiments import jobs, pages, records
-from unbounded.experiments.cifar10 import figures, plan, published, results, table
+from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import PRESETS, CifarRun, Recipe, ignored
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class, result_line
 from unbounded.training import HeldOutAscent
 
@@ -40,10 +40,11 @@ def result(
 ) -> dict:
     """What a run leaves behind, with numbers of our choice."""
     recipe = recipe or Recipe.named("fast")
-    last = math.ceil(depth) + 2 if run.model == "udn" else int(run.model)
+    fixed = 1 if run.model in models.OTHERS else models.fixed_depth(run.model)
+    last = math.ceil(depth) + 2 if fixed is None else fixed
     weights = [math.exp(-((ell - depth) ** 2) / 4) for ell in range(1, last + 1)]
-    if run.model != "udn":
-        depth, weights = float(run.model), [0.0] * (last - 1) + [1.0]
+    if fixed is not None:
+        depth, weights = float(fixed), [0.0] * (last - 1) + [1.0]
     curve = [
         {
             "epoch": epoch,
@@ -74,6 +75,9 @@ def result(
             "num_layers": last,
             "seconds": 180.0,
             "capture_seconds": 30.0,
+            "parameters": 8_500_000,
+            "flops": 1.2e9,
+            "images_per_second": 45e3,
             "epoch_seconds": 30.0,
             "curve": curve,
             "births": [],
@@ -92,7 +96,9 @@ class Trainer:
     def names(self) -> list[str]:
         return [call["run"].name for call in self.calls]
 
-    def __call__(self, run, recipe, images, *, device, folder, resume, progress, minutes=None):
+    def __call__(
+        self, run, recipe, images, *, device, folder, resume, progress, minutes=None, keep=None
+    ):
         told = {"run": run, "recipe": recipe, "images": images, "device": device}
         self.calls.append(told | {"folder": folder, "resume": resume, "minutes": minutes})
         if self.before(run):
@@ -193,7 +199,8 @@ def test_named_classes_are_for_every_model():
 
 
 def test_words_of_the_options():
-    assert plan.models_of("udn,5, 10 05") == ("udn", "5", "10")
+    assert plan.models_of("udn,5, 10 05 omega10 Ω8") == ("udn", "5", "10", "8")
+    assert plan.models_of("resnet18 dun30-own,mdeq") == ("resnet18", "dun30-own", "mdeq")
     assert plan.seeds_of("3") == (0, 1, 2)
     assert plan.seeds_of("0,4") == (0, 4)
     assert plan.seeds_of("4,") == (4,)
@@ -209,7 +216,12 @@ def test_words_of_the_options():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--models", "udn,resnet"], "there is no 'resnet'"),
+        (["--models", "udn,resnet"], "there is no 'resnet'; there are udn, depths (5, 10, …"),
+        (["--models", "dun0"], "there is no 'dun0'"),
+        (["--recipe", "best", "--schedule", "paper"], "two recipes: give one of them"),
+        (["--set", "smoothing=1.0"], "smoothing and average must be from 0 to below 1"),
+        (["--set", "whitening=2"], "whitening must be odd, or 0, got 2"),
+        (["--set", "optimizer=adam"], "optimizer must be one of ('sgd', 'muon'), got 'adam'"),
         (["--models", "0"], "there is no '0'"),
         (["--models", ","], "--models: at least one is needed"),
         (["--seeds", "0"], "--seeds: at least one is needed"),
@@ -589,6 +601,7 @@ def _wait_for(condition, seconds: float = 120.0) -> None:
         ("--lambda0", "1,5", "--rules", "gradient,ascent", "--seeds", "4,", "--again"),
         ("--schedule", "paper", "--epochs", "3", "--data", "a folder", "--resume"),
         ("--rules", "settled,gradient", "--classes", "ship,frog", "--set", "held_out=50"),
+        ("--models", "resnet18", "omega8,dun5-own", "--recipe", "fast", "--keep"),
     ],
 )
 def test_a_process_gets_the_same_study(tmp_path, words):
@@ -603,7 +616,7 @@ def test_a_process_gets_the_same_study(tmp_path, words):
         assert (again.recipe, again.folder, again.quick) == (made.recipe, tmp_path, made.quick)
         assert [r for r in again.runs if r.name == theirs.one] == [run]
         assert (theirs.device, theirs.until, theirs.data) == ("cpu", 1.8e9 + 0.25, ours.data)
-        assert theirs.again == ours.again
+        assert (theirs.again, theirs.keep) == (ours.again, ours.keep)
 
 
 def test_one_run_alone_for_a_process(tmp_path, trainer, monkeypatch, capsys):
@@ -676,7 +689,8 @@ def test_accuracy_beside_the_published():
     deviation = statistics.stdev([100 * a for a in accuracies])
     ours = cells(text, "UDN")
     assert ours[1:5] == ["94.4 ± 0.2", "the paper", f"**94.40 ± {deviation:.2f}**", "3"]
-    assert ours[5:] == ["−0.200 ± 0.000", "0.020 ± 0.000", "11.00 ± 1.00", "12–14", "3.0"]
+    assert ours[5:9] == ["−0.200 ± 0.000", "0.020 ± 0.000", "11.00 ± 1.00", "12–14"]
+    assert ours[9:] == ["8.50", "1.20", "180", "45,000"]
     assert cells(text, "Ω₅")[1:5] == ["91.7 ± 0.2", "the paper", "92.00", "1"]
     assert cells(text, "Ω₇")[1:4] == ["–", "–", "93.00"]
     assert cells(text, "Ω₃₀")[1:4] == ["93.9 ± 0.1", "the paper", "–"]
@@ -911,13 +925,73 @@ def test_curves_over_epochs():
         drawing(figures.curves, runs)
 
 
+def test_accuracy_against_seconds():
+    runs = study_of(
+        (CifarRun("5", 0), 0.92, 5),
+        (CifarRun("mdeq", 0), 0.91, 1),
+        (CifarRun("udn", 0), 0.94, 8),
+        (CifarRun("udn", 0, EASY), 0.99, 2),
+    )
+    runs[1]["seconds"] = 4000.0
+    figure = drawing(figures.seconds, runs)
+    (axes,) = figure.axes
+    assert entries(figure) == ["Ω₅", "MDEQ", "UDN"]
+    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
+    assert points == [(180.0, 92.0), (4000.0, 91.0), (180.0, 94.0)]
+
+
+def test_other_kinds_of_networks_stand_beside_the_published():
+    names = ["mdeq", "node-stem", "node", "resnet18", "dun30-own", "dun30", "8"]
+    runs = study_of(*[(CifarRun(name, 0), 0.9, 5) for name in names])
+    text = table.accuracy_table(runs)
+    first = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][2:]
+    kept = ["Ω₈", "ResNet-18", "NODE", "NODE on a stem", "MDEQ", "DUN₃₀, one head", "UDN"]
+    places = [next(i for i, cell in enumerate(first) if cell.startswith(one)) for one in kept]
+    assert places == sorted(places)
+    assert cells(text, "NODE |")[1:4] == ["53.7 ± 0.2", "Dupont et al. 2019", "**90.00**"]
+    assert cells(text, "NODE on a stem")[1:3] == ["–", "–"]
+    assert cells(text, "DUN₃₀, own heads")[7] == "5.00"  # it infers a depth
+    assert cells(text, "MDEQ")[7:9] == ["–", "–"]
+    assert "- NODE: the bare form, 172,358 weights" in text
+    assert "- ANODE" not in text  # it was not run
+    # Another kind is no fixed depth.
+    both = study_of((CifarRun("udn", 0), 0.94, 8), (CifarRun("5", 0), 0.93, 5))
+    assert table.verdicts([*both, *runs[:4]]) == table.verdicts(both)
+
+
+def test_a_missing_package_is_told_before_training(tmp_path, trainer, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchdeq", None)
+    assert reproduce(tmp_path / "out", "--models", "5", "mdeq") == 2
+    assert "pip install 'unbounded[baselines]'" in capsys.readouterr().err
+    assert not trainer.calls
+
+
+def test_fields_of_other_models_do_not_keep_a_run_out():
+    assert "ode_tolerance" in ignored("udn")
+    assert "ode_tolerance" not in ignored("node")
+    assert "deq_gradient" in ignored("node")
+    assert "deq_gradient" not in ignored("mdeq")
+    assert "concentration" in ignored("mdeq")
+    assert "concentration" not in ignored("udn")
+    assert "lr" not in ignored("resnet18")
+
+
+def test_presets_change_the_recipe():
+    for name, preset in PRESETS.items():
+        made = study.make_study(options("--recipe", name, "--models", "udn", "5"))
+        assert made.recipe == Recipe.named("fast", **preset)
+        assert made.recipe.optimizer == "muon"
+    made = study.make_study(options("--recipe", "best", "--set", "smoothing=0.2"))
+    assert (made.recipe.smoothing, made.recipe.epochs) == (0.2, PRESETS["best"]["epochs"])
+
+
 def test_figures_without_runs_are_left_out_with_a_note(tmp_path):
     records.write_json(tmp_path / "runs" / "5-all-seed0.json", result(CifarRun("5", 0)))
     stale = tmp_path / "posterior.svg"
     stale.write_text("of runs that are gone")
     text = table.write(tmp_path)
     assert not stale.exists()
-    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves.svg"}
+    assert {p.name for p in tmp_path.glob("*.svg")} == {"curves.svg", "seconds.svg"}
     for name in ("posterior.svg", "evolution.svg", "accuracy_by_depth.svg"):
         assert f"- {name}: " in text
     assert "no curve of UDN" in words_of((tmp_path / "curves.svg").read_text())

@@ -6,8 +6,9 @@ from torch import nn
 
 import unbounded as ub
 from unbounded import testing
-from unbounded.baselines.dun import DUNLayers
+from unbounded.baselines.dun import DUNLayers, SharedHeadConv
 from unbounded.engines import Eager, Graphs, Stacked
+from unbounded.layers import Whitened, whitening_filters
 from unbounded.likelihoods import FixedNoise, InputNoise, LearntNoise
 from unbounded.priors import WeightPrior
 
@@ -50,7 +51,14 @@ LAYERS = {
     "pre-norm": (lambda: ub.PreNormDense(2, 6, 2), ROWS),
     "tables": (lambda: ub.TableDense(2, 6, 2, embedded=[1]), ROWS),
     "convolutional": (lambda: ub.ResidualConv(3, 2, width=4, stages=(1, 1)), IMAGES),
+    "whitened": (
+        lambda: Whitened(
+            ub.ResidualConv(27, 2, width=4, stages=(1, 1)), whitening_filters(IMAGES, 3)
+        ),
+        IMAGES,
+    ),
     "DUN": (lambda: DUNLayers(2, 6, 2), ROWS),
+    "DUN of images": (lambda: SharedHeadConv(3, 2, width=4, stages=(1, 1)), IMAGES),
     "custom": (lambda: ub.CustomLayers(hidden_of_width, linear_head), ROWS),
 }
 

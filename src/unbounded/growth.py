@@ -290,6 +290,7 @@ def extend(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS keeps one flat history of all parameters: its model cannot grow")
     group = _group(optimizer, role, model)
+    begun = any("momentum_buffer" in optimizer.state.get(p, {}) for p in group["params"])
     parameters = [p for _, p in named]
     group["params"].extend(parameters)
     if "param_names" in group:
@@ -301,8 +302,8 @@ def extend(
     for parameter in parameters:
         if fresh.state.get(parameter):
             optimizer.state[parameter] = fresh.state[parameter]
-        elif isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:
-            # The fused kernel wants momentum for all parameters or for none.
+        elif begun and isinstance(optimizer, torch.optim.SGD) and group["fused"]:
+            # The fused kernel wants momentum for all parameters or, before a first step, for none.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
 

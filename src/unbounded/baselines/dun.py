@@ -1,18 +1,20 @@
-"""Depth Uncertainty Networks (Antorán et al., 2020), in two forms.
+"""Depth Uncertainty Networks (Antorán et al., 2020), in two forms, and for images.
 
 The paper compares with a variant of its authors: the UDN's own layers, depths 1 … D with free
 probabilities, one head for all of them. As their own paper defines them, DUNs have an input
 layer, residual blocks with batch normalisation, and an output layer, and may stop at any block
-or before the first one.
+or before the first one. For images they are made of the UDN's own residual blocks.
 """
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.depth import FiniteDepth
-from unbounded.layers import Dense, Layers
+from unbounded.layers import Dense, Layers, ResidualConv
 from unbounded.layers import init as inits
+from unbounded.layers.convolutional import pooled
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import UniformDepth
@@ -76,6 +78,14 @@ class DUNBlock(nn.Module):
         return input + normed
 
 
+def dun_of(layers: Layers, likelihood: Likelihood, max_depth: int, *, seed: int = 0) -> UDN:
+    """DUN of any layers: depths 1 … D with free probabilities against a uniform prior.
+
+    For images, `SharedHeadConv` has one head for all depths, `ResidualConv` one for each.
+    """
+    return UDN(layers, likelihood, FiniteDepth(max_depth), UniformDepth(max_depth), seed=seed)
+
+
 def dun(
     in_features: int,
     width: int,
@@ -92,7 +102,7 @@ def dun(
     Other dense layers, such as `PreNormDense`, make one that is to be compared with UDNs of them.
     """
     generator = layers(in_features, width, out_features, init=init, shares_head=True)
-    return UDN(generator, likelihood, FiniteDepth(max_depth), UniformDepth(max_depth), seed=seed)
+    return dun_of(generator, likelihood, max_depth, seed=seed)
 
 
 def dun_original(
@@ -111,5 +121,32 @@ def dun_original(
     uses a weight decay.
     """
     layers = DUNLayers(in_features, width, out_features, init)
-    depths = blocks + 1
-    return UDN(layers, likelihood, FiniteDepth(depths), UniformDepth(depths), seed=seed)
+    return dun_of(layers, likelihood, blocks + 1, seed=seed)
+
+
+class SharedHeadConv(ResidualConv):
+    """`ResidualConv` with one head for all depths, as a DUN has it.
+
+    Stages differ in their channels. The head is that of the last stage; where a depth has fewer
+    channels, the others are zeros to it. Arguments are those of `ResidualConv`.
+    """
+
+    shares_head = True
+
+    def head(self, depth: int) -> nn.Module:
+        """`(batch, channel, height, width)` → `(batch, out_features)`."""
+        endless = 2 + sum(self.stages)
+        head = PaddedLinear(self.shape(endless).outputs, self.out_features)
+        if self.init != "default":
+            inits.zero(head)
+        return head
+
+
+class PaddedLinear(nn.Linear):
+    """A mean over the image, zeros for channels that are not there, and a linear map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, channel, *image)` → `(batch, out_features)`."""
+        mean = pooled(input).to(self.weight.dtype)
+        # The same as zeros behind the features, without multiplying by them.
+        return F.linear(mean, self.weight[:, : mean.shape[1]], self.bias)

@@ -1,16 +1,18 @@
 """Moving averages of a model's parameters, which may grow in number."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import swa_utils
 
 from unbounded import growth
 from unbounded.model import UDN
 from unbounded.network import parameters_of
 from unbounded.parallel.shards import local
+from unbounded.predictive import evaluating
 from unbounded.steps.step import uncompiled
 
 
@@ -89,6 +91,38 @@ class MovingAverage:
             with torch.no_grad():
                 for name, parameter in named.items():
                     parameter.copy_(kept[name])
+
+
+@torch.no_grad()
+def renew_norms(model: UDN, inputs: Iterable[Tensor], autocast: torch.dtype | None = None) -> None:
+    """Means and variances of all batch normalisations, measured anew with the weights as they are.
+
+    What they have noted in training belongs to the weights of its last steps, not to an average.
+
+    Args:
+        model: whose normalisations they are; its modes stay.
+        inputs: batches of training inputs, `(rows, …)` each, all of the same weight.
+        autocast: run the layers in this dtype.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    kept = [(norm.momentum, norm.training) for norm in norms]
+    if not norms:
+        return
+    try:
+        with evaluating(model):
+            for norm in norms:
+                norm.train()
+            for number, batch in enumerate(inputs, 1):
+                for norm in norms:
+                    norm.momentum = 1 / number  # the mean of all batches so far
+                with torch.autocast(
+                    batch.device.type, autocast or torch.bfloat16, enabled=autocast is not None
+                ):
+                    model(batch)
+    finally:
+        for norm, (momentum, training) in zip(norms, kept, strict=True):
+            norm.momentum = momentum
+            norm.train(training)
 
 
 class AveragedModel(swa_utils.AveragedModel):

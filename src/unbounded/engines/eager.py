@@ -30,6 +30,7 @@ from unbounded.steps.batches import (
     training_batches,
 )
 from unbounded.steps.depth_rules import DepthRule
+from unbounded.steps.images import ImageBatches
 from unbounded.steps.optimizers import make_optimizer, optimizer_kind
 from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
@@ -100,7 +101,7 @@ class Eager(Engine):
             if member.judge is not None:
                 weights = held_out.weights(member.model, member.scores, member.fresh)
                 member.judge.settle(member.model, weights)
-            if isinstance(member.data, LoaderBatches):
+            if isinstance(member.data, LoaderBatches | ImageBatches):
                 member.data.begin_epoch(epoch)
             member.iterator = iter(member.data)
             if not member.model.training:

@@ -66,6 +66,8 @@ class Graphs(Eager):
         for name in ("shard", "sync_batch_norm"):  # their messages are a part of the passes
             if task.processes.size > 1 and getattr(options, name):
                 raise refuse(self, f"{name}=True with several processes", "use Eager()")
+        if not all(model.layers.has_fixed_steps for model in task.models):
+            raise refuse(self, "layers whose passes differ from each other", "use Eager()")
         super().start(task)
         for member in self.members:
             member.extra = _Captures(self, member)

@@ -27,7 +27,15 @@ from unbounded.layers import (
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
 from unbounded.layers.transformer import POSITIONS
-from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Members, MultiLabel, Tokens
+from unbounded.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Members,
+    MultiLabel,
+    SmoothedCategorical,
+    Tokens,
+)
 from unbounded.likelihoods.members import MOST
 from unbounded.likelihoods.tokens import MIXES, SCORES
 from unbounded.priors import GaussianWeights, GeometricDepth, PoissonDepth, UniformDepth
@@ -116,6 +124,7 @@ _NOISE = _by_kind(
 
 _LIKELIHOODS: dict[Any, Mapping[str, Check]] = {
     Categorical: {"num_classes": whole(2)},
+    SmoothedCategorical: {"num_classes": whole(2), "smoothing": real(0, math.nextafter(1, 0))},
     Bernoulli: {},
     MultiLabel: {"num_labels": _SIZE},
     Gaussian: {"noise": _NOISE},

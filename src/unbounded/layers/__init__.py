@@ -9,3 +9,5 @@ from unbounded.layers.dense import ResidualDense as ResidualDense
 from unbounded.layers.tables import TableDense as TableDense
 from unbounded.layers.transformer import TransformerLayers as TransformerLayers
 from unbounded.layers.trunk import TrunkDense as TrunkDense
+from unbounded.layers.whitening import Whitened as Whitened
+from unbounded.layers.whitening import whitening_filters as whitening_filters

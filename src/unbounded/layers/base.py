@@ -119,6 +119,10 @@ class Layers(ABC):
     integer_inputs: bool = False
     """Whether the first layer takes integers (an embedding); else inputs are made floating."""
 
+    has_fixed_steps: bool = True
+    """Whether every pass is the same sequence of operations, as CUDA graphs need it. Those of a
+    solver that looks at its error are none."""
+
     @abstractmethod
     def hidden(self, depth: int) -> nn.Module:
         """A new f_ℓ: maps h_{ℓ−1} (the input x for ℓ = 1) to h_ℓ.

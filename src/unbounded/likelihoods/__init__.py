@@ -13,5 +13,6 @@ from unbounded.likelihoods.gaussian import LearntNoise as LearntNoise
 from unbounded.likelihoods.labels import LabelPrediction as LabelPrediction
 from unbounded.likelihoods.labels import MultiLabel as MultiLabel
 from unbounded.likelihoods.members import Members as Members
+from unbounded.likelihoods.smoothed import SmoothedCategorical as SmoothedCategorical
 from unbounded.likelihoods.tokens import TokenPrediction as TokenPrediction
 from unbounded.likelihoods.tokens import Tokens as Tokens

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Augmented bytes at a time: a few launches for many batches, and never much memory.
 _CHUNK_BYTES = 1 << 28
+ALTERNATING = "alternating"
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,14 @@ class Augment:
 
     Attributes:
         crop: shift by up to this many pixels in each direction.
-        flip: mirror every second image, left and right.
+        flip: mirror every second image, left and right; "alternating" mirrors those of one half in
+            even epochs and the others in odd ones, so that each is seen both ways in two epochs.
         cutout: grey out a square of this size at a random place.
         pad: what a shift uncovers: "reflect" the image or "zero" (the mean colour).
     """
 
     crop: int = 4
-    flip: bool = True
+    flip: bool | str = True
     cutout: int = 0
     pad: str = "reflect"
 
@@ -37,6 +39,8 @@ class Augment:
             raise ValueError(f"crop and cutout must be at least 0, got {self.crop}, {self.cutout}")
         if self.pad not in ("reflect", "zero"):
             raise ValueError(f"pad must be 'reflect' or 'zero', got {self.pad!r}")
+        if isinstance(self.flip, str) and self.flip != ALTERNATING:
+            raise ValueError(f"flip must be True, False or {ALTERNATING!r}, got {self.flip!r}")
 
 
 class ImageData:
@@ -132,6 +136,18 @@ class ImageBatches:
         self.batch_size = batch_size
         self.generator = generator
         self.num_rows = self.num_data = len(data)
+        self.epoch = 0
+        self.mirrored_first: Tensor | None = None  # (rows,), in even epochs
+        if self.augment is not None and self.augment.flip == ALTERNATING:
+            # Of the seed alone, so that a resumed run has the same.
+            assert generator is not None
+            own = torch.Generator().manual_seed(generator.initial_seed())
+            halves = torch.randint(0, 2, (len(data),), generator=own) == 1
+            self.mirrored_first = halves.to(self.device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell the number of the epoch that comes, from 0; else passes are counted."""
+        self.epoch = epoch
 
     def __len__(self) -> int:
         if self.generator is not None and self.num_data > self.batch_size:
@@ -142,7 +158,10 @@ class ImageBatches:
         count = len(self)
         row_bytes = self.images[0].numel()
         chunk = max(1, _CHUNK_BYTES // (row_bytes * self.batch_size))  # batches
-        order = draws = None
+        order = draws = mirrored = None
+        if self.mirrored_first is not None:
+            mirrored = self.mirrored_first ^ (self.epoch % 2 == 1)
+        self.epoch += 1
         if self.generator is not None:
             order = torch.randperm(self.num_data, generator=self.generator)
             if self.augment is not None:
@@ -158,7 +177,8 @@ class ImageBatches:
                 chosen = order[rows].to(self.device)
                 images, y = self.images[chosen], self.y[chosen]
             if self.augment is not None and draws is not None:
-                images = augmented(images, self.augment, draws, self.fill)
+                turned = None if mirrored is None else mirrored[chosen]
+                images = augmented(images, self.augment, draws, self.fill, turned)
             for piece, labels in zip(
                 images.split(self.batch_size), y.split(self.batch_size), strict=True
             ):
@@ -180,7 +200,13 @@ def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return torch.addcmul(shift, images.to(scale.dtype), scale).permute(0, 3, 1, 2)
 
 
-def augmented(images: Tensor, augment: Augment, generator: torch.Generator, fill: Tensor) -> Tensor:
+def augmented(
+    images: Tensor,
+    augment: Augment,
+    generator: torch.Generator,
+    fill: Tensor,
+    mirrored: Tensor | None = None,
+) -> Tensor:
     """Shifted, mirrored, cut: one gather for all images, each with draws of its own.
 
     Args:
@@ -188,6 +214,7 @@ def augmented(images: Tensor, augment: Augment, generator: torch.Generator, fill
         augment: what to do.
         generator: on the images' device.
         fill: the colour of what is cut or uncovered, `(channel,)`.
+        mirrored: which images are mirrored, `(rows,)`; drawn by default.
     """
     rows, height, width, _ = images.shape
     device = images.device
@@ -199,7 +226,8 @@ def augmented(images: Tensor, augment: Augment, generator: torch.Generator, fill
     across = torch.arange(width, device=device).expand(rows, -1)
     blank: Tensor | None = None
     if augment.flip:
-        across = torch.where(integers(0, 2) == 1, width - 1 - across, across)
+        turned = integers(0, 2) == 1 if mirrored is None else mirrored[:, None]
+        across = torch.where(turned, width - 1 - across, across)
     if augment.crop:
         down = down + integers(-augment.crop, augment.crop + 1)
         across = across + integers(-augment.crop, augment.crop + 1)

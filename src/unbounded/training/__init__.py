@@ -7,6 +7,7 @@ from unbounded.steps.disk import DiskData as DiskData
 from unbounded.steps.held_out import HeldOutAscent as HeldOutAscent
 from unbounded.steps.images import Augment as Augment
 from unbounded.steps.images import ImageData as ImageData
+from unbounded.steps.muon import Muon as Muon
 from unbounded.steps.optimizers import make_optimizer as make_optimizer
 from unbounded.steps.optimizers import param_groups as param_groups
 from unbounded.steps.options import FitOptions as FitOptions

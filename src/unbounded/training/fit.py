@@ -257,8 +257,10 @@ def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> E
     given = data if isinstance(data, list) else [data]
     if len(models) > 1 and not any(isinstance(one, DiskData) for one in given):
         return Stacked() if not_taken(uncompiled(models[0])) is None else Eager()
-    if isinstance(data, ImageData) and models and uncompiled(models[0]).anchor.is_cuda:
-        return Graphs()
+    if isinstance(data, ImageData) and models:
+        model = uncompiled(models[0])
+        if model.anchor.is_cuda and model.layers.has_fixed_steps:
+            return Graphs()
     return Eager()
 
 

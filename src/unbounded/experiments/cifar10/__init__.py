@@ -14,10 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from unbounded import interrupts
+from unbounded.baselines.whole import extra
 from unbounded.experiments import StudyError, records, shares, usable_device
-from unbounded.experiments.cifar10 import plan
-from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
-from unbounded.experiments.cifar10.study import OUT_OF_TIME, QUICK_IMAGES, Study, result_line
+from unbounded.experiments.cifar10 import models, plan
+from unbounded.experiments.cifar10.recipe import (
+    LAMBDA0,
+    PAPER_LAMBDA0,
+    PRESETS,
+    STARTS,
+    CifarRun,
+    Recipe,
+)
+from unbounded.experiments.cifar10.study import (
+    MARK,
+    OUT_OF_TIME,
+    QUICK_IMAGES,
+    Study,
+    quick_images,
+    result_line,
+)
 from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
@@ -25,12 +40,14 @@ OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
 QUICK: dict[str, Any] = {"epochs": 2, "stretch": 1.0, "batch_size": 50}
 QUICK |= {"images": QUICK_IMAGES["train"], "held_out": 100}
 QUICK_MODELS, QUICK_SEEDS, QUICK_LAMBDA0 = "udn,5", "1", "2"
+DEFAULT_MODELS = "udn,5,10,20"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the study."""
     add = parser.add_argument
-    add("--models", metavar="NAMES", help="udn and fixed depths (default: udn,5,10,20)")
+    known = f"{models.KNOWN} (default: {DEFAULT_MODELS})"
+    add("--models", nargs="+", metavar="NAME", help=known)
     add(
         "--classes",
         nargs="+",
@@ -47,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
     schedules = "the paper's 500 epochs, or a short one (default: fast)"
     add("--schedule", choices=("paper", "fast"), default="fast", help=schedules)
+    better = "a better recipe for all models, in place of the usual one"
+    add("--recipe", choices=tuple(PRESETS), help=better)
     add("--epochs", type=int, metavar="N", help="if not the schedule's own number")
     changes = "other changes of the recipe, such as concentration=4 or validation=5000"
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=changes)
@@ -58,6 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--jobs", type=int, default=1, metavar="N", help="runs at once, a process each (default: 1)"
     )
+    add("--keep", action="store_true", help="keep the trained models, for --evaluate")
+    add("--evaluate", action="store_true", help="look at kept models; no training")
+    foreign = "foreign images for --evaluate: folders, files, or digits, photographs"
+    add("--ood", nargs="+", default=[], metavar="SOURCE", help=foreign)
     add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
     add("--no-train", action="store_true", help="tables and figures of what is there, no training")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
@@ -77,6 +100,9 @@ def run(options: argparse.Namespace) -> None:
             if is_mine:
                 show(table.write(_folder(options)))
         return
+    if options.evaluate:
+        _evaluate(options)
+        return
     study = make_study(options)
     shares.refuse_jobs(options.jobs)
     options.device = usable_device(options.device)
@@ -93,23 +119,46 @@ def run(options: argparse.Namespace) -> None:
         _train_all(study, wanted, options)
 
 
+def _evaluate(options: argparse.Namespace) -> None:
+    """Look at the models that were kept."""
+    from unbounded.data import cifar10
+    from unbounded.experiments.cifar10 import evaluated
+    from unbounded.experiments.cifar10.evaluation import Evaluation
+
+    folder = _folder(options)
+    device = usable_device(options.device)
+    images = cifar10.load(options.data)
+    if (folder / MARK).is_file():
+        images = cifar10.CIFAR10(*quick_images(images))
+    try:
+        found = Evaluation(folder, images, device, options.ood, options.again).run()
+    except (ValueError, ImportError) as error:
+        raise StudyError(str(error)) from None
+    show(evaluated.write(folder, found))
+
+
 def make_study(options: argparse.Namespace) -> Study:
     """What the options ask for, checked before anything is read or written."""
     quick, lambda0 = options.quick, _lambda0(options)
     try:
         runs = plan.plan(
-            plan.models_of(options.models or (QUICK_MODELS if quick else "udn,5,10,20")),
+            plan.models_of(" ".join(options.models or [QUICK_MODELS if quick else DEFAULT_MODELS])),
             plan.seeds_of(options.seeds or (QUICK_SEEDS if quick else "3")),
             plan.classes_of(options.classes),
             None if lambda0 is None else plan.lambdas_of(lambda0),
             plan.rules_of(options.rules),
         )
-        recipe = Recipe.named(options.schedule, **(QUICK if quick else {}))
+        if options.recipe and options.schedule == "paper":
+            raise ValueError("--recipe and --schedule paper are two recipes: give one of them")
+        preset = PRESETS.get(options.recipe, {}) | (QUICK if quick else {})
+        recipe = Recipe.named(options.schedule, **preset)
         if options.epochs is not None:
             recipe = replace(recipe, epochs=options.epochs)
         recipe = recipe.changed(options.set)
         if not recipe.held_out and any(run.settles for run in runs):
             raise ValueError("--rules settled looks at held-out images: --set held_out=2000")
+        for package in {models.PACKAGES.get(run.model) for run in runs} - {None}:
+            _check_package(str(package))
     except ValueError as error:
         raise StudyError(str(error)) from None
     if options.jobs < 1:
@@ -119,6 +168,14 @@ def make_study(options: argparse.Namespace) -> Study:
     if options.resume and options.again:
         raise StudyError("--resume keeps what is there and --again does not: give one of them")
     return Study(_folder(options), runs, recipe, quick)
+
+
+def _check_package(name: str) -> None:
+    """A ValueError, before anything is trained, if a package of the extra is not there."""
+    try:
+        extra(name)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
 
 
 def _train_all(study: Study, wanted: list[CifarRun], options: argparse.Namespace) -> None:
@@ -193,6 +250,7 @@ def _train(study: Study, runs: Iterable[CifarRun], options: argparse.Namespace) 
         resume=not options.again,
         minutes=minutes,
         progress=True if options.one else None,  # a log should show that something goes on
+        keep=options.keep,
     )
 
 
@@ -231,8 +289,8 @@ def child(
     words = [sys.executable, "-m", "unbounded.experiments", "cifar10", "--one", name]
     words += ["--device", device, "--out", str(folder)]
     words += [] if until is None else ["--until", f"{until:.2f}"]
-    words += given(options, "rules", "schedule", "models", "seeds", "lambda0", "epochs", "data")
-    return words + given(options, "classes", "set", "again", "quick")
+    words += given(options, "rules", "schedule", "recipe", "models", "seeds", "lambda0", "epochs")
+    return words + given(options, "data", "classes", "set", "again", "quick", "keep")
 
 
 def _lambda0(options: argparse.Namespace) -> str | None:

@@ -5,12 +5,13 @@ Where runs are missing, their part of a figure is left out and a line under it s
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unbounded.experiments import figures
+from unbounded.experiments.cifar10.models import label
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
-from unbounded.experiments.cifar10.results import Result, headline, label, select, spread_of
+from unbounded.experiments.cifar10.results import Result, headline, select, spread_of
 from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _FIXED = (PINK, BLUE, GREEN, SKY)
 _STARTS = (BLUE, GREEN, ORANGE, PINK, RED, SKY)
+_OTHERS = (BLUE, GREEN, PINK, RED, SKY)  # orange is the UDN's
+_MARKS = ("o", "s", "^", "D")
 _END = 0.2  # share of the epochs that is drawn once more, larger
 _GROUPS: dict[tuple[str, ...], dict[str, str]] = {
     EASY: {"color": BLUE, "marker": "o"},
@@ -143,11 +146,36 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     figures.title(figure, words, ["; ".join(missing), note])
 
 
+def seconds(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
+    """Draw test accuracy at the end against the seconds of training, a point for each run."""
+    full = select(results, classes=())
+    models = list(dict.fromkeys(r["run"]["model"] for r in full if r["run"]["model"] != "udn"))
+    runs = {model: select(full, model) for model in models} | {"udn": headline(results)}
+    runs = {model: own for model, own in runs.items() if own}
+    if not runs:
+        raise NothingToDraw("nothing was run on all ten classes")
+    axes = figure.subplots()
+    handles = []
+    for index, (model, own) in enumerate(runs.items()):
+        points = [(r["seconds"], 100 * r["test_accuracy"]) for r in own]
+        style: dict[str, Any] = {"color": _OTHERS[index % len(_OTHERS)], "linestyle": "none"}
+        style |= {"marker": _MARKS[index // len(_OTHERS) % len(_MARKS)], "label": label(model)}
+        style |= {"color": ORANGE, "marker": "*", "markersize": 9} if model == "udn" else {}
+        handles.append(figures.line(axes, points, **style))
+    axes.set_xscale("log")
+    for each in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        each("{x:g}")  # 200, not 2 × 10²
+    figures.label(axes, "seconds of training", "test accuracy, %")
+    figures.legend(figure, handles)
+    figures.title(figure, "Accuracy against training time, all ten classes", [note])
+
+
 NAMES: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {
     "posterior.svg": (posterior, (7.6, 4.0)),
     "evolution.svg": (evolution, (8.7, 4.0)),
     "accuracy_by_depth.svg": (depths, (7.6, 4.8)),
     "curves.svg": (curves, (8.7, 4.2)),
+    "seconds.svg": (seconds, (7.6, 4.2)),
 }
 """The figures by file name, and their sizes in inches."""
 

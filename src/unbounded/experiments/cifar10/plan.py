@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from unbounded.data.cifar10 import ALIASES, CLASSES
 from unbounded.experiments import listed
+from unbounded.experiments.cifar10.models import canonical
 from unbounded.experiments.cifar10.published import EASY, HARD
 from unbounded.experiments.cifar10.recipe import RULES, STARTS, CifarRun
 
@@ -55,12 +56,12 @@ def _starts(rule: str, lambda0: Sequence[float] | None, everything: bool) -> Seq
 
 
 def models_of(words: str) -> tuple[str, ...]:
-    """ "udn,5,10" ↦ the names of models."""
-    names = listed(words)
-    for name in names:
-        if name != "udn" and not (name.isdecimal() and name.isascii() and int(name) > 0):
-            raise ValueError(f"--models: there is no {name!r}; there are udn and depths: 5, 10, …")
-    return _once("--models", (n if n == "udn" else str(int(n)) for n in names))
+    """ "udn,5,omega10 resnet18" ↦ the names of models."""
+    try:
+        return _once("--models", map(canonical, listed(words)))
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if text.startswith("--") else f"--models: {text}") from None
 
 
 def seeds_of(words: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,11 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import unbounded as ub
+from unbounded.baselines import dun_of, plain
 from unbounded.data.images import Images
+from unbounded.experiments.cifar10 import models
+from unbounded.layers import Whitened, whitening_filters
+from unbounded.likelihoods import SmoothedCategorical
 from unbounded.priors import DepthPrior
 from unbounded.training import (
     Augment,
@@ -19,6 +23,7 @@ from unbounded.training import (
     DepthRule,
     HeldOutAscent,
     ImageData,
+    Muon,
     RateAscent,
     Sharpen,
 )
@@ -48,11 +53,17 @@ class Recipe:
     """Everything that a model is trained with, the same for the UDN and for finite depths.
 
     Attributes:
-        schedule: "fast" (a warm-up, then a cosine to zero) or "paper" (steps).
+        schedule: "fast" (a warm-up, then `decay` to zero) or "paper" (steps).
         epochs: passes over all ten classes.
         stretch: runs on some of the classes make so many times as many passes over their images.
         lr: the largest learning rate, of SGD with momentum.
         warm_up: epochs in which the rate rises, in the fast schedule.
+        decay: how it falls there, by a "cosine" or "linear".
+        optimizer: "sgd", or "muon": orthogonal steps for the matrices of hidden layers.
+        matrix_lr: the largest learning rate of these matrices.
+        matrix_decay: their weight decay, apart from the gradient.
+        smoothing: the share of each label that is spread over all classes in training.
+        average: keep a moving average of the weights with this decay a step; 0: none.
         momentum: of SGD.
         nesterov: whether it looks ahead.
         weight_decay: of all weights, besides their prior.
@@ -65,6 +76,15 @@ class Recipe:
         crop: largest shift of a training image, in pixels.
         pad: what a shift uncovers.
         cutout: size of a square that is greyed out.
+        flip: which images are mirrored: "random", or "alternating" by epochs.
+        whitening: side of the patches of a fixed first convolution that makes them white; 0: none.
+            A bare ODE has none: its state is the image.
+        ode_solver: of NODE and ANODE, a name of torchdiffeq.
+        ode_tolerance: of that solver, absolute and relative.
+        ode_adjoint: their gradients by the adjoint ODE.
+        deq_solver: of MDEQ, a name of torchdeq.
+        deq_iterations: of that solver, at the most.
+        deq_gradient: "phantom" or "implicit".
         speed: of the rule "ascent": largest change of log λ in a hundred steps.
         memory: of that rule: over how many steps the worth of a depth is averaged; a depth is young
             for five times as many.
@@ -93,6 +113,12 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 5e-4
     batch_size: int = 256
+    decay: str = "cosine"
+    optimizer: str = "sgd"
+    matrix_lr: float = 0.02
+    matrix_decay: float = 0.05
+    smoothing: float = 0.0
+    average: float = 0.0
     prior_rate: float = 1.0
     layer_price: float = 10.0
     width: int = 64
@@ -100,6 +126,14 @@ class Recipe:
     crop: int = 4
     pad: str = "reflect"
     cutout: int = 10
+    flip: str = "random"
+    whitening: int = 0
+    ode_solver: str = "dopri5"
+    ode_tolerance: float = 1e-3
+    ode_adjoint: bool = False
+    deq_solver: str = "fixed_point_iter"
+    deq_iterations: int = 18
+    deq_gradient: str = "phantom"
     speed: float = 0.125
     memory: int = 100
     search: float = 0.4
@@ -118,8 +152,16 @@ class Recipe:
         return cls(**{"schedule": schedule, **(_PAPER if schedule == "paper" else {}), **changes})
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {SCHEDULES}, got {self.schedule!r}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if not (0 <= self.smoothing < 1 and 0 <= self.average < 1):
+            raise ValueError(
+                "smoothing and average must be from 0 to below 1, got "
+                f"{self.smoothing:g} and {self.average:g}"
+            )
+        if self.whitening and self.whitening % 2 == 0:
+            raise ValueError(f"whitening must be odd, or 0, got {self.whitening}")
         if self.epochs < 1 or self.batch_size < 2:
             raise ValueError(
                 "epochs must be at least 1 and batch_size at least 2, got "
@@ -162,7 +204,7 @@ class Recipe:
         if step < warm:
             return (step + 1) / warm
         share = min(1.0, (step - warm) / max(1, total - warm))
-        return half_cosine(share)
+        return half_cosine(share) if self.decay == "cosine" else 1 - share
 
     def data(self, train: Images, test: Images, classes: int) -> "Parts":
         """The images of a run, of which `classes` is how many there are in all."""
@@ -184,7 +226,8 @@ class Recipe:
                     "make it smaller, or 0"
                 )
             train, held_out = train.stratified_split(share, seed=0)
-        augment = Augment(crop=self.crop, flip=True, cutout=self.cutout, pad=self.pad)
+        flip = True if self.flip == "random" else self.flip
+        augment = Augment(crop=self.crop, flip=flip, cutout=self.cutout, pad=self.pad)
         data = ImageData(train.x, train.y, augment=augment)
         looked_at = None if held_out is None else data.like(held_out.x, held_out.y)
         return Parts(data, looked_at, data.like(scored.x, scored.y), is_test)
@@ -199,6 +242,26 @@ class Parts(NamedTuple):
     is_test: bool  # whether the test images are scored
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "decay": ("cosine", "linear"),
+    "optimizer": ("sgd", "muon"),
+    "flip": ("random", "alternating"),
+    "deq_gradient": ("phantom", "implicit"),
+}
+_BETTER: dict[str, Any] = {
+    "optimizer": "muon",
+    "lr": 0.2,
+    "smoothing": 0.1,
+    "flip": "alternating",
+    "whitening": 3,
+    "average": 0.999,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {**_BETTER, "epochs": 40, "warm_up": 2, "batch_size": 512, "cutout": 6},
+    "best": {**_BETTER, "epochs": 200, "smoothing": 0.05, "cutout": 12, "average": 0.9995},
+}
+"""Recipes by name, on top of the fast schedule; to be tuned on validation images."""
 _PAPER = {
     "epochs": 500,
     "stretch": 1.0,
@@ -218,7 +281,18 @@ UDN_ONLY = frozenset(
     {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
     | {"concentration", "equal_heads", "equal_layers", "caution"}
 )
-"""Fields of the recipe that a network of fixed depth does not look at."""
+"""Fields of the recipe that only a UDN looks at."""
+
+
+def ignored(model: str) -> frozenset[str]:
+    """Fields of the recipe that a model does not look at."""
+    found: frozenset[str] = frozenset() if model == "udn" else UDN_ONLY
+    others = {"ode_": "torchdiffeq", "deq_": "torchdeq"}
+    names = [field.name for field in fields(Recipe)]
+    for prefix, package in others.items():
+        if models.PACKAGES.get(model) != package:
+            found |= {name for name in names if name.startswith(prefix)}
+    return found
 
 
 @dataclass(frozen=True)
@@ -226,7 +300,7 @@ class CifarRun:
     """One model to train.
 
     Attributes:
-        model: "udn", or a depth as text.
+        model: "udn", a depth as text, or another one of `models`.
         seed: of weights, order and augmentation.
         classes: which images; all ten where it is empty.
         lambda0: λ at the start, of a UDN; see `STARTS`.
@@ -243,8 +317,8 @@ class CifarRun:
     rule: str = "ascent"
 
     def __post_init__(self) -> None:
-        if self.model != "udn" and not (self.model.isdecimal() and int(self.model) > 0):
-            raise ValueError(f"a model is 'udn' or a depth of at least 1, got {self.model!r}")
+        if models.canonical(self.model) != self.model:
+            raise ValueError(f"the model {self.model!r} is {models.canonical(self.model)!r}")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {RULES}, got {self.rule!r}")
 
@@ -269,8 +343,26 @@ class CifarRun:
         """How many passes it makes over its images."""
         return math.ceil(recipe.epochs * recipe.stretch) if self.classes else recipe.epochs
 
-    def build(self, recipe: Recipe, channels: int, num_classes: int) -> ub.UDN:
-        """The model before training."""
+    def build(
+        self, recipe: Recipe, channels: int, num_classes: int, data: ImageData | None = None
+    ) -> ub.UDN:
+        """The model before training.
+
+        Args:
+            recipe: how it will be trained.
+            channels: of the images.
+            num_classes: that it tells apart.
+            data: the training images, for a whitening and sizes.
+        """
+        layers = self._layers(recipe, channels, num_classes, data)
+        likelihood: ub.Categorical = ub.Categorical(num_classes)
+        if recipe.smoothing:
+            likelihood = SmoothedCategorical(num_classes, recipe.smoothing)
+        if self.model in models.OTHERS:
+            return plain(layers, likelihood, seed=self.seed)
+        largest = models.dun_depth(self.model)
+        if largest is not None:
+            return dun_of(layers, likelihood, largest, seed=self.seed)
         depth: ub.DepthFamily = ub.TruncatedPoisson(self.lambda0)
         prior: DepthPrior = ub.PoissonDepth(recipe.prior_rate)
         if self.ascends:
@@ -280,21 +372,37 @@ class CifarRun:
             depth = ub.TruncatedNormal(self.lambda0, max(1.0, self.lambda0 / 2))
         elif self.model != "udn":
             depth = ub.FixedDepth(int(self.model))
-        layers = ub.ResidualConv(channels, num_classes, width=recipe.width, init=recipe.init)
-        return ub.UDN(layers, ub.Categorical(num_classes), depth, prior, seed=self.seed)
+        return ub.UDN(layers, likelihood, depth, prior, seed=self.seed)
+
+    def _layers(
+        self, recipe: Recipe, channels: int, num_classes: int, data: ImageData | None
+    ) -> ub.Layers:
+        size = (32, 32) if data is None else (data.x.shape[1], data.x.shape[2])
+        if not recipe.whitening or not models.takes_whitening(self.model):
+            return models.layers(self.model, recipe, channels, num_classes, size)
+        if data is None:
+            raise ValueError("a whitening is measured on training images: give them")
+        filters = whitening_filters(data.inputs(slice(5000)), recipe.whitening)
+        return Whitened(models.layers(self.model, recipe, len(filters), num_classes, size), filters)
 
     def fitting(self, model: ub.UDN, recipe: Recipe, rows: int) -> dict[str, Any]:
         """What `fit` has to know of the recipe, to train on so many images."""
         batch_size = min(recipe.batch_size, rows)
+        kind: type[torch.optim.Optimizer] = torch.optim.SGD
+        own: dict[str, Any] = {"fused": True}
+        if recipe.optimizer == "muon":
+            kind = Muon
+            ratio = recipe.matrix_lr / recipe.lr
+            own = {"matrix_ratio": ratio, "matrix_decay": recipe.matrix_decay}
         optimizer = ub.make_optimizer(
             model,
-            torch.optim.SGD,
+            kind,
             recipe.lr,
             depth_lr_ratio=1.0,
             momentum=recipe.momentum,
             nesterov=recipe.nesterov,
             weight_decay=recipe.weight_decay,
-            fused=True,
+            **own,
         )
         sizes = {"steps_per_epoch": max(1, rows // batch_size), "epochs": self.epochs(recipe)}
         rule: DepthRule | None = None
@@ -313,6 +421,7 @@ class CifarRun:
             "depth_rule": rule,
             "equal_heads": recipe.equal_heads and rule is not None,
             "equal_layers": recipe.equal_layers and rule is not None,
+            "average": recipe.average or None,
             # The rate ends at zero: the last epoch is the best, and held-out images are few.
             "select": "last",
         }

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from unbounded.experiments import StudyError, records
+from unbounded.experiments.cifar10.models import order
 from unbounded.experiments.cifar10.plan import STUDY
 from unbounded.experiments.cifar10.recipe import RULES, STARTS
-from unbounded.experiments.pages import SUBSCRIPTS
 
 Result = dict[str, Any]
 """What a run left in its file."""
@@ -34,8 +34,14 @@ def _order(result: Result) -> tuple[Any, ...]:
     run = result["run"]
     classes = tuple(run["classes"])
     place = STUDY.index(classes) if classes in STUDY else len(STUDY)
-    depth = float("inf") if run["model"] == "udn" else int(run["model"])
-    return depth, place, classes, RULES.index(run["rule"]), run["lambda0"], run["seed"]
+    return (
+        order(run["model"]),
+        place,
+        classes,
+        RULES.index(run["rule"]),
+        run["lambda0"],
+        run["seed"],
+    )
 
 
 def select(
@@ -81,8 +87,3 @@ def spread_of(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
 def relative_range(values: Sequence[float]) -> float:
     """(largest − smallest) / mean: how much the end depends on the start."""
     return (max(values) - min(values)) / statistics.fmean(values)
-
-
-def label(model: str) -> str:
-    """A model for people."""
-    return "UDN" if model == "udn" else "Ω" + model.translate(SUBSCRIPTS)

@@ -14,8 +14,11 @@ import torch
 from unbounded import metrics
 from unbounded.data.images import Images
 from unbounded.engines import Eager, Graphs
+from unbounded.engines.averages import renew_norms
 from unbounded.experiments import records
+from unbounded.experiments.cifar10.costs import cost
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.files import save
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
@@ -26,6 +29,7 @@ from unbounded.training import Callback, ImageData, Trainer, fit
 SCORE_EVERY = 5
 """Epochs between two looks at the held-out images; nothing depends on what is seen there."""
 _ROWS = 2000
+_RENEWING = 100  # batches that tell normalisations of averaged weights what they need to know
 
 
 def train(
@@ -38,6 +42,7 @@ def train(
     resume: bool,
     progress: bool | None,
     minutes: float | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any] | None:
     """Train a model, or go on from its checkpoint; write and return its record.
 
@@ -51,13 +56,14 @@ def train(
         progress: show a progress bar; by default on a terminal.
         minutes: stop within so many, with a checkpoint, but after an epoch at the least; the
             record is None then.
+        keep: a folder for the trained model, NAME.udn.
     """
     started = time.perf_counter()
     device = torch.device(device)
     train, test = [part.only(*run.classes) if run.classes else part for part in images]
     parts = recipe.data(train, test, len(images[0].classes))
     data = parts.train
-    model = run.build(recipe, data.x.shape[3], len(train.classes))
+    model = run.build(recipe, data.x.shape[3], len(train.classes), data)
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -67,7 +73,8 @@ def train(
         checkpoint.unlink(missing_ok=True)
     name = "test" if parts.is_test else "validation"
     epochs = run.epochs(recipe)
-    engine = Graphs() if device.type == "cuda" else Eager()
+    graphs = device.type == "cuda" and model.layers.has_fixed_steps
+    engine = Graphs() if graphs else Eager()
     autocast = torch.bfloat16 if device.type == "cuda" else None
     result = fit(
         model,
@@ -85,14 +92,13 @@ def train(
         raise KeyboardInterrupt
     if result.history[-1]["epoch"] < epochs:
         return None
+    if recipe.average:
+        _renew_norms(model, data, recipe.batch_size, run.seed, autocast)
     record = {
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
-        **scores(model, parts.scored, name, autocast),
-        "depth_mean": model.depth.mean(),
-        "max_depth": model.depth.max_depth(),
-        "num_layers": model.network.num_layers,
+        **_described(model, parts.scored, name, autocast),
         "seconds": result.seconds,
         "wall_seconds": time.perf_counter() - started,  # of this piece, with set-up and scores
         "capture_seconds": engine.capture_seconds,
@@ -100,6 +106,9 @@ def train(
         "curve": result.history.rows,
         "births": result.history.births,
     }
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        save(model, keep / f"{run.name}.udn")
     records.write_json(folder / f"{run.name}.json", record)
     checkpoint.unlink(missing_ok=True)
     return record
@@ -158,9 +167,34 @@ def scores(
         f"{name}_accuracy": metrics.accuracy(labels, probs),
         f"{name}_log_score": float(np.log(chosen).mean()),
         f"{name}_ece": float(metrics.ece(labels, probs)),
+        f"{name}_brier": metrics.brier(labels, probs),
+        f"{name}_aurc": metrics.aurc(labels, probs),
         "posterior": model.depth_log_probs().detach().exp().tolist(),
         "accuracy_by_depth": np.concatenate(right, 1).mean(1).tolist(),
     }
+
+
+def _described(
+    model: UDN, held_out: ImageData, name: str, autocast: torch.dtype | None
+) -> dict[str, Any]:
+    """Scores, what predictions cost (see `cost`), and the depth, of a trained model."""
+    bound = batches(held_out, model, what=name, batch_size=_ROWS)
+    return {
+        **scores(model, held_out, name, autocast),
+        **cost(model, [batch.x for batch in bound], autocast),
+        "depth_mean": model.depth.mean(),
+        "max_depth": model.depth.max_depth(),
+        "num_layers": model.network.num_layers,
+    }
+
+
+def _renew_norms(
+    model: UDN, data: ImageData, batch_size: int, seed: int, autocast: torch.dtype | None
+) -> None:
+    """Let normalisations know averaged weights, by augmented images as in training."""
+    generator = torch.Generator().manual_seed(seed)
+    bound = data.bind(model, min(batch_size, len(data)), generator)
+    renew_norms(model, (batch.x for batch in itertools.islice(bound, _RENEWING)), autocast)
 
 
 def _median_epoch(rows: list[dict[str, Any]]) -> float:

@@ -2,6 +2,7 @@
 
 FOLDER/runs/NAME.json         the result of a finished run
 FOLDER/runs/NAME.checkpoint   an unfinished run
+FOLDER/models/NAME.udn        the model of a finished run, where models are kept
 FOLDER/logs/NAME.log          the output of a run, where several ran at once
 FOLDER/quick.json             only in the folder of a quick look
 FOLDER/table.md, *.svg        made from the runs, see `table` and `figures`
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unbounded.experiments import StudyError, records
-from unbounded.experiments.cifar10.recipe import EARLIER, UDN_ONLY, CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import EARLIER, CifarRun, Recipe, ignored
 from unbounded.printing import show
 
 if TYPE_CHECKING:
@@ -92,8 +93,7 @@ class Study:
         now = records.plain(self.recipe.config())
         # A field that did not exist then was as it is by default now.
         before = {**records.plain(Recipe().config()), **EARLIER, **before}
-        of_no_matter = frozenset() if model == "udn" else UDN_ONLY
-        keys = [key for key in {**before, **now} if key not in of_no_matter]
+        keys = [key for key in {**before, **now} if key not in ignored(model)]
         differing = [key for key in keys if before.get(key) != now.get(key)]
         if differing:
             each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
@@ -108,16 +108,19 @@ class Study:
         resume: bool,
         minutes: float | None = None,
         progress: bool | None = None,
+        keep: bool = False,
     ) -> None:
-        """Train runs one after the other in this process, all within so many `minutes`."""
+        """Train runs one after the other in this process, all within so many `minutes`.
+
+        With `keep` the trained models are written, too.
+        """
         from unbounded.data import cifar10
         from unbounded.experiments.cifar10 import runs as training
 
         end = None if minutes is None else time.monotonic() + 60 * minutes
         images = cifar10.load(data)
         if self.quick:
-            parts = zip(images, QUICK_IMAGES.values(), strict=True)
-            images = cifar10.CIFAR10(*(first_of_each_class(*part) for part in parts))
+            images = cifar10.CIFAR10(*quick_images(images))
         for run in runs:
             left = None if end is None else (end - time.monotonic()) / 60
             if left is not None and left <= 0:
@@ -131,11 +134,18 @@ class Study:
                 resume=resume,
                 progress=progress,
                 minutes=left,
+                keep=self.folder / "models" if keep else None,
             )
             if found is None:
                 show(OUT_OF_TIME.format(run.name))
                 return
             show(result_line(run, found))
+
+
+def quick_images(images: "tuple[Images, Images]") -> "list[Images]":
+    """The training and test images of a quick look."""
+    parts = zip(images, QUICK_IMAGES.values(), strict=True)
+    return [first_of_each_class(*part) for part in parts]
 
 
 def first_of_each_class(images: "Images", count: int) -> "Images":

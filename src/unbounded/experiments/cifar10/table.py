@@ -10,11 +10,11 @@ from pathlib import Path
 
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import figures, published
+from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, infers_depth, label, order
 from unbounded.experiments.cifar10.plan import RULES, STUDY, classes_label
 from unbounded.experiments.cifar10.results import (
     Result,
     headline,
-    label,
     read,
     relative_range,
     select,
@@ -46,14 +46,12 @@ def markdown(results: Sequence[Result]) -> str:
 def accuracy_table(results: Sequence[Result]) -> str:
     """Table 2: published figures beside ours."""
     full = select(results, classes=())
-    printed = {row.model: row for row in published.TABLE if row.model is not None}
-    depths = {m for m in printed if m != "udn"}
-    depths |= {r["run"]["model"] for r in full if r["run"]["model"] != "udn"}
+    printed = {row.model: row for row in published.TABLE}
+    names = {*printed, *(r["run"]["model"] for r in full)} - {"udn"}
     models: list[tuple[str, published.Published | None, list[Result]]] = []
-    for depth in sorted(depths, key=int):
-        known = printed.get(depth)
-        models.append((known.label if known else label(depth), known, select(full, depth)))
-    models += [(row.label, row, []) for row in published.TABLE if row.model is None]
+    for name in sorted(names, key=order):
+        known = printed.get(name)
+        models.append((known.label if known else label(name), known, select(full, name)))
     main = headline(results)
     models.append((_udn_label(main), printed["udn"], main))
     for rule in RULES:  # the other rules, from the same λ₀
@@ -62,14 +60,21 @@ def accuracy_table(results: Sequence[Result]) -> str:
             models.append((_udn_label(other), None, other))
     best = max((spread_of(r, "test_accuracy").mean for _, _, r in models if r), default=None)
     head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
-    head += ["E[ℓ]", "m", "minutes"]
-    rows = []
+    head += ["E[ℓ]", "m", "million weights", "GFLOP", "training s", "images/s"]
+    rows, reasons = [], list[str]()
     for name, known, runs in models:
         cells = [name, "–", "–"]
         if known is not None:
             cells[1:] = [plus_minus(known.mean, known.deviation, 1), known.source]
-        rows.append(cells + (_cells(runs, best) if runs else ["–"] * 7))
-    note = f"\n± is a standard deviation over runs. {published.SOURCE}.\n"
+            reasons += [f"- {name}: {known.differs}."] if runs else []
+        rows.append(cells + (_cells(runs, best) if runs else ["–"] * 10))
+    note = (
+        f"\n± is a standard deviation over runs. {published.SOURCE}. GFLOP: of a forward pass of "
+        "an image, products and sums; of solvers with as many steps as they took. images/s: when "
+        "predicting.\n"
+    )
+    if reasons:
+        note += "\nWhy ours may differ from the published:\n\n" + "\n".join(reasons) + "\n"
     return markdown_table(head, rows) + note
 
 
@@ -80,10 +85,19 @@ def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
         str(len(runs)),
         _show(runs, "test_log_score", 3),
         _show(runs, "test_ece", 3),
-        _show(runs, "depth_mean") if runs[0]["run"]["model"] == "udn" else "–",
-        _integers(runs, "max_depth"),
-        f"{spread_of(runs, 'seconds', 60).mean:.1f}",
+        _show(runs, "depth_mean") if infers_depth(runs[0]["run"]["model"]) else "–",
+        _integers(runs, "max_depth") if runs[0]["run"]["model"] not in OTHERS else "–",
+        _mean(runs, "parameters", 1e6, 2),
+        _mean(runs, "flops", 1e9, 2),
+        _mean(runs, "seconds", 1.0, 0),
+        _mean(runs, "images_per_second", 1.0, 0),
     ]
+
+
+def _mean(runs: Sequence[Result], key: str, unit: float, digits: int) -> str:
+    """A mean over those runs that have it: earlier ones do not have all."""
+    known = [run for run in runs if key in run]
+    return f"{spread_of(known, key, unit).mean:,.{digits}f}" if known else "–"
 
 
 def classes_table(results: Sequence[Result]) -> str:
@@ -108,7 +122,7 @@ def classes_table(results: Sequence[Result]) -> str:
 def fixed_table(results: Sequence[Result]) -> str:
     """Fixed depths beside the UDN on some of the classes; nothing where there are none."""
     fixed = [r for r in results if r["run"]["model"] != "udn" and r["run"]["classes"]]
-    depths = sorted({r["run"]["model"] for r in fixed}, key=int)
+    depths = sorted({r["run"]["model"] for r in fixed}, key=order)
     rows = []
     for group in dict.fromkeys(tuple(r["run"]["classes"]) for r in fixed):
         cells = [select(fixed, depth, group) for depth in depths] + [headline(results, group)]
@@ -154,7 +168,7 @@ def verdicts(results: Sequence[Result]) -> dict[str, bool]:
         paper = next(row for row in published.TABLE if row.model == "udn")
         found[f"UDN as good as the paper's {paper.mean}"] = reach >= paper.mean
         full = select(results, classes=())
-        depths = {r["run"]["model"] for r in full} - {"udn"}
+        depths = {m for m in (r["run"]["model"] for r in full) if fixed_depth(m) is not None}
         if len(depths) > 1:
             means = [spread_of(select(full, depth), "test_accuracy", 0.01).mean for depth in depths]
             best = round(max(means), 6)

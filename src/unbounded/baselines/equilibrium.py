@@ -1,0 +1,266 @@
+"""Multiscale deep equilibrium networks, MDEQ (Bai et al., 2020), by torchdeq.
+
+The features are a fixed point z = f(z, x) of one block over several resolutions at once. It is
+found by iteration without gradients; a few damped steps from there with gradients are the "phantom
+gradient" (Geng et al., 2021), or the implicit function theorem gives that of the point itself.
+
+In one thing this is not the network of Bai et al.: the image goes into every resolution, not into
+the finest alone, and the block begins as a contraction. Where a resolution has no other input, its
+normalisation brings what is noise at first to full size, and the untrained network has no fixed
+point that 50 iterations of any of the solvers come near to.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unbounded.baselines.ode import group_norm
+from unbounded.baselines.resnet import he_
+from unbounded.baselines.whole import Whole, extra
+from unbounded.layers.convolutional import Norm, Pointwise, pooled
+
+GRADIENTS = ("phantom", "implicit")
+
+
+class MDEQ(Whole):
+    """A fixed point over several resolutions, each half of the one before, and a head on all.
+
+    Args:
+        in_channels: of the images.
+        out_features: size of the head's output.
+        channels: of each resolution, the first that of the image.
+        expansion: channels inside a block are so many times those outside.
+        readout: channels that the head sees of each resolution.
+        gradient: "phantom" or "implicit".
+        solver: of torchdeq: "fixed_point_iter", "anderson" or "broyden".
+        tolerance: of ‖f(z) − z‖ / ‖f(z)‖, for each image.
+        iterations: no more than so many of the solver.
+        phantom_steps: with gradients, from the fixed point.
+        damping: of these steps.
+    """
+
+    has_fixed_steps = False
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_features: int,
+        *,
+        channels: tuple[int, ...] = (32, 64, 128, 256),
+        expansion: int = 5,
+        readout: int = 256,
+        gradient: str = "phantom",
+        solver: str = "fixed_point_iter",
+        tolerance: float = 1e-3,
+        iterations: int = 18,
+        phantom_steps: int = 5,
+        damping: float = 0.5,
+    ):
+        super().__init__(in_channels, out_features)
+        if gradient not in GRADIENTS:
+            raise ValueError(f"gradient must be one of {GRADIENTS}, got {gradient!r}")
+        self.channels, self.expansion, self.readout = channels, expansion, readout
+        self.solving: dict[str, Any] = {
+            "gradient": gradient,
+            "solver": solver,
+            "tolerance": tolerance,
+            "iterations": iterations,
+            "phantom_steps": phantom_steps,
+            "damping": damping,
+        }
+        extra("torchdeq")
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this generator."""
+        found = super().config()
+        solving = found.pop("solving")
+        return {**found, **solving}
+
+    @property
+    def num_features(self) -> int:
+        """Channels of all resolutions together."""
+        return self.readout * len(self.channels)
+
+    def features(self) -> nn.Module:
+        """`(batch, channel, height, width)` → `(batch, num_features)`."""
+        block = Multiscale(self.channels, self.expansion)
+        point = FixedPoint(block, **self.solving)
+        network = Equilibrium(self.in_channels, self.channels, point, self.readout)
+        he_(network)
+        block.contract()
+        return network
+
+
+class Equilibrium(nn.Module):
+    """Stems, the fixed point that they feed, and what the head sees of each resolution."""
+
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], point: "FixedPoint", readout: int
+    ):
+        super().__init__()
+        self.stems = nn.ModuleList(
+            Stem(in_channels if scale == 0 else channels[scale - 1], each, 1 if scale == 0 else 2)
+            for scale, each in enumerate(channels)
+        )
+        self.point = point
+        self.readouts = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(each, readout, 1, bias=False), Norm(readout), nn.ReLU())
+            for each in channels
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, channel, height, width)` → `(batch, readout · resolutions)`."""
+        injected = []
+        for stem in self.stems:
+            input = stem(input)
+            injected.append(input)
+        states = self.point(injected)
+        pairs = zip(self.readouts, states, strict=True)
+        return torch.cat([pooled(readout(state)) for readout, state in pairs], 1)
+
+
+class Stem(nn.Module):
+    """Convolution 3×3, batch normalisation, ReLU; with stride 2 into the next resolution."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm = Norm(outputs)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+        return torch.relu(self.norm(self.conv(input)))
+
+
+class FixedPoint(nn.Module):
+    """z with z = f(z, x), by torchdeq; what the arguments mean `MDEQ` says.
+
+    `residuals` holds ‖f(z) − z‖ / ‖f(z)‖ of the images of the last pass, `(batch,)`.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        *,
+        gradient: str = "phantom",
+        solver: str = "fixed_point_iter",
+        tolerance: float = 1e-3,
+        iterations: int = 18,
+        phantom_steps: int = 5,
+        damping: float = 0.5,
+    ):
+        super().__init__()
+        self.block = block
+        self.residuals = torch.zeros(0)
+        self.solve = extra("torchdeq").get_deq(
+            f_solver=solver,
+            f_tol=tolerance,
+            f_max_iter=iterations,
+            f_stop_mode="rel",
+            b_solver=solver,
+            b_tol=tolerance,
+            b_max_iter=iterations,
+            b_stop_mode="rel",
+            ift=gradient == "implicit",
+            grad=phantom_steps,
+            tau=damping,
+        )
+
+    @torch.compiler.disable
+    def forward(self, injected: Sequence[Tensor]) -> list[Tensor]:
+        """The states at the fixed point, of the shapes of x; in training with gradients."""
+
+        def block(*states: Tensor) -> list[Tensor]:
+            found = self.block(injected, states)
+            return [new.to(old.dtype) for new, old in zip(found, states, strict=True)]
+
+        # In single precision at least: residuals are smaller than what 16 bits can tell apart.
+        start = [
+            each.new_zeros(each.shape, dtype=torch.promote_types(each.dtype, torch.float32))
+            for each in injected
+        ]
+        found, info = self.solve(block, start)
+        self.residuals = info["rel_lowest"].detach()
+        states: list[Tensor] = found[-1]
+        return states
+
+
+class Multiscale(nn.Module):
+    """f(z, x): a residual block at each resolution, then each gets something of all others."""
+
+    def __init__(self, channels: Sequence[int], expansion: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(ScaleBlock(each, expansion) for each in channels)
+        self.paths = nn.ModuleList(
+            nn.ModuleList(
+                _path(own, channels[source], source - target)
+                for source in range(len(channels))
+                if source != target
+            )
+            for target, own in enumerate(channels)
+        )
+        self.mixes = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(each, each, 1, bias=False), group_norm(each))
+            for each in channels
+        )
+
+    def contract(self) -> None:
+        """First weights with which f shrinks distances: what z does is small beside the image."""
+        for block in self.blocks:
+            block.conv2.weight.data.mul_(0.03)  # type: ignore[operator, union-attr]
+        for mix in self.mixes:
+            nn.init.constant_(mix[1].weight, 0.25)  # type: ignore[index]
+
+    def forward(self, injected: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+        """States of all resolutions, and the image in all of them → states."""
+        inner = [
+            block(state, image)
+            for block, state, image in zip(self.blocks, states, injected, strict=True)
+        ]
+        found = []
+        for target, (paths, mix) in enumerate(zip(self.paths, self.mixes, strict=True)):
+            others = [state for source, state in enumerate(inner) if source != target]
+            total = inner[target]
+            for path, other in zip(paths, others, strict=True):  # type: ignore[call-overload]
+                passed = path(other)
+                if passed.shape[2:] != total.shape[2:]:  # from a coarser one
+                    passed = F.interpolate(passed, size=total.shape[2:], mode="nearest")
+                total = total + passed
+            found.append(mix(torch.relu(total)))
+        return found
+
+
+class ScaleBlock(nn.Module):
+    """Two convolutions 3×3 with group normalisation and a shortcut; injects between them."""
+
+    def __init__(self, channels: int, expansion: int):
+        super().__init__()
+        inner = expansion * channels
+        self.conv1 = nn.Conv2d(channels, inner, 3, padding=1, bias=False)
+        self.norm1 = group_norm(inner)
+        self.conv2 = nn.Conv2d(inner, channels, 3, padding=1, bias=False)
+        self.norm2, self.norm3 = group_norm(channels), group_norm(channels)
+
+    def forward(self, state: Tensor, injected: Tensor) -> Tensor:
+        """`(batch, channels, height, width)`, twice → the same."""
+        hidden = self.conv2(torch.relu(self.norm1(self.conv1(state)))) + injected
+        found: Tensor = self.norm3(torch.relu(self.norm2(hidden) + state))
+        return found
+
+
+def _path(target: int, source: int, steps: int) -> nn.Sequential:
+    """From one resolution to another, of which it is `steps` halvings coarser, or finer if < 0."""
+    if steps > 0:
+        return nn.Sequential(Pointwise(source, target, 1, bias=False), group_norm(target))
+    parts: list[nn.Module] = []
+    for step in range(-steps):
+        channels = target if step == -steps - 1 else source
+        parts += [
+            nn.Conv2d(source, channels, 3, stride=2, padding=1, bias=False),
+            group_norm(channels),
+        ]
+        parts += [nn.ReLU()] if channels == source else []
+    return nn.Sequential(*parts)

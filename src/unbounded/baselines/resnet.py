@@ -1,0 +1,78 @@
+"""ResNet-18 (He et al., 2016) in its form for small images."""
+
+import torch
+from torch import Tensor, nn
+
+from unbounded.baselines.whole import Whole
+from unbounded.layers.convolutional import Norm, Pointwise, Stem
+
+
+class ResNet18(Whole):
+    """A stem 3×3 without pooling, then four stages of two basic blocks, strides 1, 2, 2, 2.
+
+    The form that is used for CIFAR-10: 11.2 million weights with the default width.
+
+    Args:
+        in_channels: of the images.
+        out_features: size of the head's output.
+        width: channels of the stem; each stage but the first doubles them.
+        blocks: how many in each stage.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_features: int,
+        *,
+        width: int = 64,
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+    ):
+        super().__init__(in_channels, out_features)
+        self.width, self.blocks = width, blocks
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the last stage."""
+        return self.width << (len(self.blocks) - 1)
+
+    def features(self) -> nn.Module:
+        """`(batch, channel, height, width)` → `(batch, num_features, height/8, width/8)`."""
+        layers: list[nn.Module] = [Stem(self.in_channels, self.width)]
+        inputs = self.width
+        for stage, count in enumerate(self.blocks):
+            outputs = self.width << stage
+            for block in range(count):
+                layers.append(BasicBlock(inputs, outputs, 2 if stage and not block else 1))
+                inputs = outputs
+        network = nn.Sequential(*layers)
+        he_(network)
+        return network
+
+
+class BasicBlock(nn.Module):
+    """ReLU(shortcut + two convolutions 3×3), each with batch normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = Norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = Norm(outputs)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                Pointwise(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
+            )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+        hidden = torch.relu(self.norm1(self.conv1(input)))
+        passed = input if self.shortcut is None else self.shortcut(input)
+        return torch.relu(self.norm2(self.conv2(hidden)) + passed)
+
+
+def he_(network: nn.Module) -> None:
+    """First weights of all convolutions by He, as those of the UDN."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
