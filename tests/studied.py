@@ -14,6 +14,7 @@ from test_cifar10_study import Trainer, some_images
 from test_uci import small_set, write_set
 from unbounded import cli, parallel
 from unbounded.data import cifar10 as images
+from unbounded.experiments import figures
 from unbounded.experiments.cifar10 import runs as image_runs
 from unbounded.experiments.sequences import runs as sequence_runs
 
@@ -27,6 +28,9 @@ STUDIES = {
     "cifar10": "--quick --models udn,5,10",
 }
 
+REPLACED = ((figures, "render"), (image_runs, "train"), (images, "load"))
+"""What `prepare` puts something else in the place of."""
+
 
 def study(name: str, folder: Path, *more: str) -> tuple[int, str, str]:
     """Exit status and words of a study, whose files are then in FOLDER/NAME."""
@@ -38,12 +42,13 @@ def study(name: str, folder: Path, *more: str) -> tuple[int, str, str]:
 
 
 def prepare(folder: Path) -> Trainer:
-    """Made-up sets and pictures, and who pretends to train on these."""
+    """Made-up sets and pictures, and who pretends to train on these; figures are left empty."""
     if parallel.rank() == 0:
         (folder / "data").mkdir(parents=True)
         write_set(folder / "data", small_set())
     parallel.current().gather(None)  # until it is there
     found = Trainer()
+    figures.render = lambda *arguments: "<svg/>"
     image_runs.train = found
     images.load = lambda folder=None: images.CIFAR10(some_images(60), some_images(30))
     return found

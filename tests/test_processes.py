@@ -52,7 +52,7 @@ def run(program: str, folder: Path, *scenarios: str) -> None:
     command = [sys.executable, str(HERE / program), str(folder), *scenarios]
     given = environment(UNBOUNDED_TIMEOUT=60)
     options = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    ended = subprocess.run(command, env=given, timeout=300, **options)
+    ended = subprocess.run(command, env=given, timeout=600, **options)
     assert ended.returncode == 0, ended.stdout
 
 
