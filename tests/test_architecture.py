@@ -15,7 +15,7 @@ ROOMS = [
     {"elbo"},
     {"layers"},
     {"network"},
-    {"growth", "predictive", "frozen", "generation"},
+    {"growth", "exits", "predictive", "frozen", "generation"},
     {"model"},
     {"files"},
     {"parallel"},

@@ -13,6 +13,8 @@ from unbounded.depth import TruncatedConwayMaxwell as TruncatedConwayMaxwell
 from unbounded.depth import TruncatedNormal as TruncatedNormal
 from unbounded.depth import TruncatedPoisson as TruncatedPoisson
 from unbounded.elbo import ElboTerms as ElboTerms
+from unbounded.exits import EarlyExit as EarlyExit
+from unbounded.exits import EarlyPrediction as EarlyPrediction
 from unbounded.files import FileError as FileError
 from unbounded.files import load as load
 from unbounded.files import save as save
