@@ -24,6 +24,7 @@ ROOMS = [
     {"training"},
     {"metrics", "data", "baselines", "report"},
     {"tables", "estimators"},
+    {"exporting"},
     {"experiments"},
     {"cli"},
     {"testing", "engine"},

@@ -52,6 +52,10 @@ from unbounded.training import step as step
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.exporting import ExportError as ExportError
+    from unbounded.exporting import export as export
+    from unbounded.exporting import load_folder as load_folder
+    from unbounded.exporting import save_folder as save_folder
     from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
 
@@ -61,6 +65,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "UDNClassifier": "unbounded.estimators",
     "UDNRegressor": "unbounded.estimators",
+    "ExportError": "unbounded.exporting",
+    "export": "unbounded.exporting",
+    "load_folder": "unbounded.exporting",
+    "save_folder": "unbounded.exporting",
     "TableModel": "unbounded.tables",
     "BatchPredictor": "unbounded.tables",
 }
