@@ -61,7 +61,7 @@ def networks():
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "x"), networks(), ids=lambda v: v if isinstance(v, str) else ""
+    ("name", "model", "x"), list(networks()), ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_networks(name, model, x, tmp_path):
     model, path = noisy(model), tmp_path / "model.onnx"
