@@ -1,7 +1,9 @@
 """Exported files: they predict what we predict, from raw columns on, and are checked first."""
 
 import json
+import re
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -57,7 +59,7 @@ def networks():
     layers = ub.TransformerLayers(5, 8, heads=2)
     yield "tokens", ub.UDN(layers, ub.Tokens(5), DEPTH), tokens
     layers = ub.TransformerLayers(5, 8, heads=2, positions="learnt", max_length=9, tied=True)
-    yield "masked tokens", ub.UDN(layers, ub.Tokens(5), DEPTH), (tokens, mask)
+    yield "masked tokens", ub.UDN(layers, ub.Tokens(5), ub.FixedDepth(2)), (tokens, mask)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def friedman():
 def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
     X, y = friedman
     y = 1e6 + 100 * y  # an offset that single precision would blur
-    model = UDNRegressor(**SHORT, n_members=2).fit(X, y)
+    model = UDNRegressor(**SHORT, n_members=2, depth=ub.FixedDepth(2)).fit(X, y)
     for member in model.members_:
         member.likelihood.noise.bend([([-1.0, 0.5], [-0.3, 0.4])])
     done = export(model, tmp_path / "m.onnx", quantiles=(0.1, 0.9))
@@ -133,6 +135,7 @@ def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
     np.testing.assert_allclose(found["sd"] / unit, sd / unit, atol=1e-5)
     quantiles = model.predict_quantiles(X, [0.1, 0.9]).T
     np.testing.assert_allclose(found["quantiles"] / unit, quantiles / unit, rtol=0, atol=1e-5)
+    X = X.copy()
     X[0, 2] = np.nan  # counts as the column's mean
     gone = run(tmp_path / "m.onnx", {"x": X[:1]}, ["mean"])["mean"]
     np.testing.assert_allclose(gone / unit, model.predict(X[:1]) / unit, rtol=0, atol=1e-5)
@@ -140,16 +143,17 @@ def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
 
 def test_several_targets_of_a_shared_trunk(friedman, tmp_path):
     X, y = friedman
-    model = UDNRegressor(**SHORT, n_members=3, ensemble="shared").fit(X, np.stack([y, y**2], 1))
-    export(model, tmp_path / "m.pt2")
+    shared = {"n_members": 3, "ensemble": "shared", "depth": ub.FixedDepth(1)}
+    model = UDNRegressor(**SHORT, **shared).fit(X, np.stack([y, y**2], 1))
+    export(model, tmp_path / "m.pt2", quantiles=(0.5, 0.9))
     found = torch.export.load(tmp_path / "m.pt2").module()(torch.from_numpy(X))
     np.testing.assert_allclose(found["mean"], model.predict(X), rtol=1e-4)
-    levels = model.predict_quantiles(X)
+    levels = model.predict_quantiles(X, [0.5, 0.9])
     np.testing.assert_allclose(found["quantiles"], np.moveaxis(levels, 0, 1), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
-    "names", [["low", "high"], [3, 7], [False, True], [0.5, 1.5]], ids=lambda n: type(n[0]).__name__
+    "names", [["low", "high"], [3, 7], [False, True], [0.0, 1.0]], ids=lambda n: type(n[0]).__name__
 )
 def test_classes_of_every_type(friedman, tmp_path, names):
     X, y = friedman
@@ -212,7 +216,6 @@ def priced(table):
         target="price",
         references=False,
         category=["rooms"],
-        keep=["note"],
         epochs=2,
         width=8,
         depth=ub.FixedDepth(2),
@@ -312,6 +315,15 @@ def test_an_estimator_of_a_frame(table, tmp_path):
     )
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=1e-5)
     assert found["prediction"].tolist() == model.predict(X).tolist()
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+    namespace: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(block, "docs/export.md", "exec"), namespace)
+    assert {p.name for p in tmp_path.iterdir()} == {"iris.pt2", "some.pt2", "iris"}
 
 
 # What cannot be

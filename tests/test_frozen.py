@@ -102,6 +102,47 @@ def test_frozen_exports():
     torch.testing.assert_close(program.module()(more)[0], frozen(more)[0])
 
 
+def traceable():
+    x, more = torch.randn(4, 3), torch.randn(7, 3)
+    family = ub.TruncatedNormal(2.0, 0.6)
+    yield ub.UDN(ub.PreNormDense(3, 8, 2), ub.Categorical(2), family), x, more
+    yield ub.UDN(ub.TableDense(3, 8, 1), ub.Gaussian(), family), x, more
+    members = ub.Members(ub.Categorical(2), 2)
+    yield ub.UDN(ub.TrunkDense(3, 8, 2, members=2), members, family), x, more
+    images = torch.randn(4, 1, 8, 8), torch.randn(7, 1, 12, 12)
+    yield ub.UDN(ub.ResidualConv(1, 2, width=4), ub.Categorical(2), family), *images
+    tokens = torch.randint(5, (4, 6)), torch.randint(5, (7, 9))
+    yield ub.UDN(ub.TransformerLayers(5, 8, heads=2), ub.Tokens(5), family), *tokens
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
+def test_torchscript(tmp_path):
+    """Saved and read again, for inputs of another size, and inside of a script."""
+
+    class Mixed(nn.Module):
+        def __init__(self, traced):
+            super().__init__()
+            self.traced = traced
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs, q = self.traced(x)
+            return (outputs * q.view([-1] + [1] * (outputs.dim() - 1))).sum(0)
+
+    for model, x, more in traceable():
+        with torch.no_grad():
+            for parameter in model.network.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        frozen = model.freeze()
+        traced = torch.jit.trace(frozen, (x,))
+        torch.jit.save(torch.jit.script(Mixed(traced)), tmp_path / "m.pt")
+        found = torch.jit.load(tmp_path / "m.pt")(more)
+        torch.testing.assert_close(found, Mixed(frozen)(more))
+    with pytest.raises(TypeError, match=r"torch.jit.trace\(frozen, \(x,\)\)"):
+        torch.jit.script(frozen)
+
+
 def test_frozen_loads_into_plain_torch():
     """The state dict of a frozen model is that of ordinary linear layers."""
     x, _ = classes(5)

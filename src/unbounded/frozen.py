@@ -18,7 +18,8 @@ class Frozen(nn.Module):
     """The layers and heads with mass and q(ℓ) as constants: nothing left that could grow.
 
     `forward(x)` gives Ω_ℓ(x) `(depth, batch, *event)` and q(ℓ) `(depth,)`, both tensors and with
-    static control flow, so that `torch.export`, `torch.compile` and friends take it whole.
+    static control flow, so that `torch.export`, `torch.compile`, `torch.jit.trace` and friends take
+    it whole.
     """
 
     def __init__(
@@ -70,6 +71,13 @@ class Frozen(nn.Module):
         pairs = zip(self.heads, states, strict=True)
         outputs = [head(state, *stack.given(head)) for head, state in pairs]
         return torch.stack(outputs), self.depth_probs
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        # `torch.jit.script` compiles source, and generators of layers are any Python.
+        raise TypeError(
+            "torch.jit.script cannot read layers written in any Python: torch.jit.trace(frozen, "
+            "(x,)) gives the same TorchScript, for batches of any size"
+        )
 
     def stack(self) -> Stack:
         """The modules of a pass."""

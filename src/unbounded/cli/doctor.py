@@ -27,8 +27,8 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "figures": ("figures of the studies", ("matplotlib",)),
     "images": ("folders of pictures", ("pillow",)),
     "tensorboard": ("training curves in TensorBoard", ("tensorboard",)),
-    "cluster": ("BatchPredictor is tested with them", ("dask", "ray")),
-    "rivals": ("python -m benchmarks.tables", ("catboost", "pytabkit")),
+    "cluster": ("Dask and Ray beside BatchPredictor", ("dask", "ray")),
+    "rivals": ("the rivals of python -m benchmarks.tables", ("catboost", "pytabkit")),
 }
 """Of each extra what it is for, and its packages."""
 

@@ -201,7 +201,7 @@ def frame_columns(
         elif one.is_text:
             texts = [None if np.isnan(value) else "there" for value in values]
         else:
-            found[one.name] = np.asarray(values, np.float64)[:, None]
+            found[one.name] = np.array(values, np.float64)[:, None]
             continue
         found[one.name] = one.coded(texts) if as_codes else one.texts(texts)
     return found

@@ -28,6 +28,10 @@ class ExportError(ValueError):
     """A model that cannot be exported so; says what stands in the way and what to do."""
 
 
+class UnknownOperationError(ExportError):
+    """An operation that has no translation."""
+
+
 class Symbol(str):
     """The name of a whole number that is known when the graph runs, such as the batch size."""
 
@@ -136,9 +140,19 @@ def translate(program: ExportedProgram, graph: Graph, inputs: Sequence[Any]) -> 
     Raises:
         ExportError: if an operation has no translation.
     """
+    before = len(graph.nodes)
+    try:
+        return _added(program, graph, inputs)
+    except UnknownOperationError:
+        # Taken apart into fewer kinds; which takes longer than all the rest.
+        del graph.nodes[before:]
+        return _added(program.run_decompositions(_decompositions()), graph, inputs)
+
+
+def _added(program: ExportedProgram, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    """Add a program as it is."""
     from unbounded.exporting.reductions import OPERATORS
 
-    program = program.run_decompositions(_decompositions())
     values: dict[fx.Node, Any] = {}
     constants = _constants(program)
     given = iter(inputs)
@@ -165,16 +179,16 @@ def _translated(
         assert callable(node.target)
         with torch.no_grad():
             return node.target(*args, **options)
-    name = getattr(node.target, "__name__", "") if node.target in _ARITHMETIC else str(node.target)
+    name = getattr(node.target, "__name__", "") if node.target in _PYTHON else str(node.target)
     if name not in operators:
-        raise ExportError(
+        raise UnknownOperationError(
             f"the operation {name} has no translation to ONNX: export to pt2, or write the layer "
             "with other operations"
         )
     return operators[name](graph, node, list(args), dict(options))
 
 
-_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)
+_PYTHON = (operator.add, operator.sub, operator.mul, operator.floordiv)
 
 
 def _constants(program: ExportedProgram) -> dict[str, Tensor]:

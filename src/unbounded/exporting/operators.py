@@ -309,6 +309,35 @@ def _transpose(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> An
     return graph.node("Transpose", args[0], perm=order)
 
 
+@_operator("t")
+def _turned(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    return graph.node("Transpose", args[0])
+
+
+@_operator("movedim.int")
+def _movedim(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    order = list(range(node.meta["val"].dim()))
+    order.insert(_axis(args[2], node), order.pop(_axis(args[1], node)))
+    return graph.node("Transpose", args[0], perm=order)
+
+
+@_operator("flatten.using_ints", "unflatten.int", "expand_as")
+def _reshaped(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    """By the sizes that torch has found, those that are known; the others are one factor."""
+    if "expand_as" in str(node.target):
+        return graph.node("Expand", args[0], graph.node("Shape", args[1]))
+    source: Any = node.args[0]
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    # Sizes in front that stay as they are: ONNX writes 0 for those.
+    same = 0
+    while same < min(len(before), len(after)) and before[same] == after[same]:
+        same += 1
+    sizes = [0] * same + [size if isinstance(size, int) else -1 for size in after[same:]]
+    if sizes.count(-1) > 1:
+        raise ExportError(f"a {node.target} of several sizes that vary is not exported to ONNX")
+    return graph.node("Reshape", args[0], np.array(sizes, np.int64))
+
+
 @_operator("unsqueeze")
 def _unsqueeze(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
     return graph.node("Unsqueeze", args[0], np.array([_axis(args[1], node)], np.int64))
@@ -348,6 +377,28 @@ def _cat(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
         for v, s in zip(args[0], sources, strict=True)
     ]
     return graph.node("Concat", *parts, axis=axis)
+
+
+@_operator("stack")
+def _stack(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    axis = _axis(_options(args, 0)[0], node)
+    along = np.array([axis], np.int64)
+    parts = [graph.node("Unsqueeze", part, along) for part in args[0]]
+    return parts[0] if len(parts) == 1 else graph.node("Concat", *parts, axis=axis)
+
+
+@_operator("unbind.int")
+def _unbind(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    axis = _axis(_options(args, 0)[0], node.args[0])
+    count = len(node.meta["val"])
+    return [graph.node("Gather", args[0], np.array(k, np.int64), axis=axis) for k in range(count)]
+
+
+@_operator("chunk")
+def _chunk(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    axis = _axis(_options(args, None, 0)[1], node.args[0])
+    sizes = np.array([int(part.shape[axis]) for part in node.meta["val"]], np.int64)
+    return graph.node("Split", args[0], sizes, outputs=len(sizes), axis=axis)
 
 
 @_operator("slice.Tensor")

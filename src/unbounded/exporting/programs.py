@@ -36,6 +36,8 @@ class Mixture(nn.Module):
         center, scale: of each target, by which numbers come into its units; None: they have them.
     """
 
+    at: Tensor  # (level,)
+    one: Tensor  # ()
     center: Tensor  # (target,)
     scale: Tensor  # (target,)
 
@@ -55,6 +57,9 @@ class Mixture(nn.Module):
         self.levels = tuple(float(level) for level in levels)
         if not all(0 < level < 1 for level in self.levels):
             raise ValueError(f"quantiles must be strictly between 0 and 1, got {list(levels)}")
+        like = members[0].depth_probs
+        self.register_buffer("at", torch.tensor(self.levels, dtype=torch.float64).to(like))
+        self.register_buffer("one", torch.ones(()).to(like))
         self.in_units = center is not None
         if self.in_units:
             self.register_buffer("center", torch.as_tensor(center, dtype=torch.float64))
@@ -74,7 +79,7 @@ class Mixture(nn.Module):
             return self._numbers(prediction)
         if likelihood.has_verdicts:
             probs = prediction.probs
-            answers, _ = likelihood.verdict(probs, probs.new_ones(()))
+            answers, _ = likelihood.verdict(probs, self.one)
             return {"probabilities": probs, "prediction": answers}
         if hasattr(prediction, "probs"):
             return {"probabilities": prediction.probs}
@@ -85,8 +90,7 @@ class Mixture(nn.Module):
         """Mean, standard deviation and quantiles, `(batch, …)`."""
         found = {"mean": prediction.mean, "sd": prediction.variance.sqrt()}
         if self.levels:
-            levels = found["mean"].new_tensor(self.levels)
-            found["quantiles"] = prediction.quantile_at(levels, _PARTS).movedim(0, 1)
+            found["quantiles"] = prediction.quantile_at(self.at, _PARTS).movedim(0, 1)
         if self.in_units:
             found = {name: value.double() * self.scale for name, value in found.items()}
             found = {n: v if n == "sd" else v + self.center for n, v in found.items()}
@@ -271,7 +275,12 @@ def of_estimator(
     else:
         frame = made_up_rows(encoded, _ROWS) if rows is None else rows
         if encoding is None:
-            given, frame = frame, to_frame(frame)
+            names = [column.name for column in encoded.columns]
+            is_named = hasattr(estimator, "feature_names_in_")
+            if rows is None:
+                frame = _whole_rows(frame, names, is_named)
+            chosen = [column.name for column in encoded.columns if column.kind == "category"]
+            given, frame = frame, to_frame(frame, chosen, None if is_named else names)
         frame = next(iter(Table(frame, missing=encoded.missing).chunks(rows=1024))).frame
         if encoding is not None:
             given = encoding.transform_frame(frame)
@@ -281,12 +290,22 @@ def of_estimator(
         made = Exportable(TableProgram(columns, mixture), example, {"kind": "table"})
         made.inputs = columns.inputs
         made.texts = frame_columns(encoded, columns.inputs, frame, as_codes=False)
-        given = given[: len(frame)] if encoding is not None else given.iloc[: len(frame)]
+        given = given[: len(frame)]
     made.reference = _reference(estimator, given, levels, is_classes)
     made.center, made.scale = units.get("center", 0.0), units.get("scale", 1.0)
     if is_classes and not estimator._num_labels:
         made.classes = np.array(estimator.classes_ if classes is None else classes)
     return made
+
+
+def _whole_rows(frame: Any, names: Sequence[str], is_named: bool) -> Any:
+    """Made-up rows with all columns of training, as an array where these had no names."""
+    frame = frame.reindex(columns=list(names))
+    if is_named:
+        return frame
+    if all(kind == np.float64 for kind in frame.dtypes):
+        return frame.to_numpy()
+    return frame.astype(object).where(frame.notna(), None).to_numpy()
 
 
 def _reference(estimator: Any, x: Any, levels: Sequence[float], is_classes: bool) -> Arrays:

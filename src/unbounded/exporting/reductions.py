@@ -105,6 +105,20 @@ def _linear(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
     return found if bias is None else graph.node("Add", found, bias)
 
 
+@_operator("tensordot")
+def _tensordot(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    one: Any = node.args[0]
+    if one.meta["val"].dim() != 1 or [args[2][0] % 1, *args[3]] != [0, 0]:
+        raise ExportError("a tensordot other than a weighted sum is not exported to ONNX")
+    other: Any = node.args[1]
+    shape = (-1, *[1] * (other.meta["val"].dim() - 1))
+    weights = args[0].view(shape) if isinstance(args[0], Tensor) else None
+    if weights is None:
+        weights = graph.node("Reshape", args[0], np.array(shape, np.int64))
+    weighted = graph.node("Mul", weights, args[1])
+    return graph.node("ReduceSum", weighted, np.array([0], np.int64), keepdims=0)
+
+
 # Layers
 
 
@@ -149,6 +163,14 @@ def _batch_norm(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> A
     ones = torch.ones_like(mean)
     given = (ones if weight is None else weight, torch.zeros_like(mean) if bias is None else bias)
     return [graph.node("BatchNormalization", x, *given, mean, variance, epsilon=float(eps))]
+
+
+@_operator("batch_norm")
+def _batch_norm_layer(graph: Graph, node: fx.Node, args: list[Any], options: Any) -> Any:
+    x, weight, bias, mean, variance, training, _, eps, _ = args
+    if training:
+        raise ExportError("a normalisation by the batch itself is not exported to ONNX")
+    return _batch_norm(graph, node, [x, weight, bias, mean, variance, 0.0, eps], options)[0]
 
 
 @_operator("scaled_dot_product_attention")
