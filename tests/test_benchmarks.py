@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import unbounded as ub
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of an installation")
 images = pytest.importorskip("benchmarks.images")
@@ -43,6 +45,21 @@ def test_the_work_of_several_processes(capsys):
     found = json.loads(capsys.readouterr().out.removeprefix("RESULT "))
     assert found["wall"] > 0
     assert found["sent"] == 0  # to nobody
+
+
+def test_rows_by_exported_files(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs the extra unbounded[export]")
+    exported = pytest.importorskip("benchmarks.exported")
+    made = exported.calls(tmp_path, epochs=1, width=4, depth=ub.FixedDepth(1))
+    assert len(made) == 4
+    for ours, theirs in made.values():
+        ours(), theirs()
+    monkeypatch.setattr(exported, "calls", lambda folder: made)
+    monkeypatch.setattr(exported, "best_times", lambda candidates, rounds: [2.0, 1.0] * 4)
+    assert exported.main() == 0
+    assert capsys.readouterr().out.count("    2.0\n") == 4
+    monkeypatch.setattr(exported, "best_times", lambda candidates, rounds: [1.9, 1.0] * 4)
+    assert exported.main() == 1
 
 
 def test_rows_one_at_a_time(monkeypatch, capsys):

@@ -13,6 +13,8 @@ from unbounded.depth import TruncatedConwayMaxwell as TruncatedConwayMaxwell
 from unbounded.depth import TruncatedNormal as TruncatedNormal
 from unbounded.depth import TruncatedPoisson as TruncatedPoisson
 from unbounded.elbo import ElboTerms as ElboTerms
+from unbounded.exits import EarlyExit as EarlyExit
+from unbounded.exits import EarlyPrediction as EarlyPrediction
 from unbounded.files import FileError as FileError
 from unbounded.files import load as load
 from unbounded.files import save as save
@@ -50,6 +52,10 @@ from unbounded.training import step as step
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.exporting import ExportError as ExportError
+    from unbounded.exporting import export as export
+    from unbounded.exporting import load_folder as load_folder
+    from unbounded.exporting import save_folder as save_folder
     from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
 
@@ -59,6 +65,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "UDNClassifier": "unbounded.estimators",
     "UDNRegressor": "unbounded.estimators",
+    "ExportError": "unbounded.exporting",
+    "export": "unbounded.exporting",
+    "load_folder": "unbounded.exporting",
+    "save_folder": "unbounded.exporting",
     "TableModel": "unbounded.tables",
     "BatchPredictor": "unbounded.tables",
 }

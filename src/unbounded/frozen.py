@@ -18,7 +18,8 @@ class Frozen(nn.Module):
     """The layers and heads with mass and q(ℓ) as constants: nothing left that could grow.
 
     `forward(x)` gives Ω_ℓ(x) `(depth, batch, *event)` and q(ℓ) `(depth,)`, both tensors and with
-    static control flow, so that `torch.export`, `torch.compile` and friends take it whole.
+    static control flow, so that `torch.export`, `torch.compile`, `torch.jit.trace` and friends take
+    it whole.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class Frozen(nn.Module):
         self.register_buffer("depth_probs", depth_probs)
 
     @classmethod
-    def of(cls, model: "UDN") -> "Frozen":
-        """A frozen copy: later training of `model` does not reach it."""
-        first, last = model.support()
+    def of(cls, model: "UDN", depth: int | None = None, min_mass: float | None = None) -> "Frozen":
+        """A frozen copy: later training of `model` does not reach it; see `UDN.freeze`."""
+        first, last, probs = _depths(model, depth, min_mass)
         stack = model.network.stack(last, first)
         if model.network.placement.is_whole:
             # Together, so that what layers and heads share stays shared.
@@ -56,7 +57,7 @@ class Frozen(nn.Module):
         frozen = cls(
             hidden,
             heads,
-            model.depth_log_probs().detach().exp().clone(),
+            probs,
             first,
             copy.deepcopy(model.likelihood),
             model.layers,
@@ -71,6 +72,46 @@ class Frozen(nn.Module):
         outputs = [head(state, *stack.given(head)) for head, state in pairs]
         return torch.stack(outputs), self.depth_probs
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        # `torch.jit.script` compiles source, and generators of layers are any Python.
+        raise TypeError(
+            "torch.jit.script cannot read layers written in any Python: torch.jit.trace(frozen, "
+            "(x,)) gives the same TorchScript, for batches of any size"
+        )
+
     def stack(self) -> Stack:
         """The modules of a pass."""
         return Stack(list(self.hidden), list(self.heads), self.first_depth, plainly)
+
+
+def _depths(model: "UDN", depth: int | None, min_mass: float | None) -> tuple[int, int, Tensor]:
+    """The first and last depth to keep, and what they are mixed by, `(depth,)`."""
+    first, last = model.support()
+    probs = model.depth_log_probs().detach().exp().clone()
+    if depth is not None:
+        if min_mass is not None:
+            raise ValueError("freeze takes depth or min_mass, not both")
+        network = model.network
+        born = network.num_layers
+        if isinstance(depth, bool) or int(depth) != depth or not 1 <= depth <= born:
+            raise ValueError(
+                f"depth must be one of the layers that are born, 1 … {born}, got {depth!r}"
+            )
+        if not network.shares_head and str(depth) not in network.heads:
+            has = ", ".join(network.heads)
+            raise ValueError(f"depth {depth} has no head: q(ℓ) has mass on others ({has})")
+        return int(depth), int(depth), probs.new_ones(1)
+    if min_mass is None:
+        return first, last, probs
+    if not 0 <= min_mass <= 1:
+        raise ValueError(f"min_mass must be from 0 to 1, got {min_mass}")
+    kept = (probs >= min_mass).nonzero()[:, 0]
+    if not len(kept):
+        raise ValueError(
+            f"no depth has a mass of {min_mass:g}: the largest is {float(probs.max()):.3g}, of "
+            f"depth {first + int(probs.argmax())}"
+        )
+    low, high = int(kept[0]), int(kept[-1])
+    # A depth between two that stay keeps its head, and counts for nothing.
+    probs = torch.where(probs >= min_mass, probs, 0.0)[low : high + 1]
+    return first + low, first + high, probs / probs.sum()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from unbounded.exits import EarlyExit, RunningMixture
 from unbounded.frozen import Frozen
 from unbounded.layers.base import Layers, Stack
 from unbounded.layers.transformer import KeyValues, TransformerLayers
@@ -110,7 +111,8 @@ class _Writer:
                 f"prompt and continuation have {total + 1} tokens, positions end at max_length = "
                 f"{layers.max_length}"
             )
-        self.layers, self.sure = layers, sure
+        self.layers, self.likelihood = layers, likelihood
+        self.exit = None if sure is None else EarlyExit(sure, bounded=True)
         stack, log_q = _modules(model)
         self.hidden, self.first = stack.hidden, stack.first
         self.heads = list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1)
@@ -128,7 +130,7 @@ class _Writer:
         """Take new tokens `(batch, time)`; the log-mixture for the one after: `(batch, token)`."""
         start, self.read_so_far = self.read_so_far, self.read_so_far + tokens.shape[1]
         state: Tensor | None = None
-        total: Tensor | None = None
+        mixture = RunningMixture()
         self._last = []
         for index, layer in enumerate(self.hidden):
             given: Any = tokens if index == 0 else self._with_waiting(index, state)
@@ -147,13 +149,11 @@ class _Writer:
                 seen = scores[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0].sum(1)
                 self.log_q[place] += seen
             self._last.append(scores[:, -1])
-            part = self.log_q[place][:, None] + scores[:, -1]
-            total = part if total is None else torch.logaddexp(total, part)
-            if self._is_sure(total, index):
+            mixture.add(self.log_q[place][:, None, None], scores[:, -1:])
+            if self._is_sure(mixture, index):
                 self._wait(index + 1, state)
                 break
-        assert total is not None
-        return total.log_softmax(-1)
+        return mixture.log_probs[:, 0].log_softmax(-1)
 
     def chose(self, tokens: Tensor) -> None:
         """By sequence: what the new tokens `(batch, 1)` say of the depth."""
@@ -162,12 +162,12 @@ class _Writer:
                 self.log_q[place] += scores.gather(1, tokens)[:, 0]
             self.log_q = self.log_q.log_softmax(0)
 
-    def _is_sure(self, total: Tensor, index: int) -> bool:
-        if self.sure is None or index + 1 == len(self.hidden):
+    def _is_sure(self, mixture: RunningMixture, index: int) -> bool:
+        if self.exit is None or index + 1 == len(self.hidden):
             return False
         if self.by_sequence:
             return False  # all depths must say what the token tells of them
-        return bool((total.amax(-1).exp() >= self.sure).all())
+        return bool(self.exit.is_sure(mixture, self.likelihood).all())
 
     def _places(self, tokens: Tensor, count: int) -> Tensor:
         """Something of the shape `(batch, count)`, for a context: tokens are layer 1's alone."""

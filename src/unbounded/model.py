@@ -1,7 +1,7 @@
 """The unbounded-depth network: layers, depth family, priors and likelihood in one module."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from unbounded.network import Active, Network
 from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, WeightPrior
 
 if TYPE_CHECKING:
+    from unbounded.exits import EarlyExit, EarlyPrediction
     from unbounded.frozen import Frozen
 
 
@@ -167,17 +168,37 @@ class UDN(nn.Module):
         total = active.by_module(costs)
         return total[:last], total[last:]
 
-    def predict(self, x: trees.Tree) -> Prediction:
-        """The mixture over depths for one batch, without gradients and in evaluation mode."""
+    @overload
+    def predict(self, x: trees.Tree) -> Prediction: ...
+
+    @overload
+    def predict(self, x: trees.Tree, *, exit: "float | EarlyExit") -> "EarlyPrediction": ...
+
+    def predict(
+        self, x: trees.Tree, *, exit: "float | EarlyExit | None" = None
+    ) -> "Prediction | EarlyPrediction":
+        """The mixture over depths for one batch, without gradients and in evaluation mode.
+
+        Args:
+            x: inputs, `(batch, …)`.
+            exit: let each row leave at the first depth where it is that sure, such as 0.99; the
+                depths of the rows are returned with their probabilities (`unbounded.EarlyExit`).
+        """
         from unbounded.predictive import predict
 
-        return predict(self, x)
+        return predict(self, x) if exit is None else predict(self, x, exit=exit)
 
-    def freeze(self) -> "Frozen":
-        """A plain finite `nn.Module`: the layers and heads with mass, and q(ℓ) as constants."""
+    def freeze(self, *, depth: int | None = None, min_mass: float | None = None) -> "Frozen":
+        """A plain finite `nn.Module`: the layers and heads with mass, and q(ℓ) as constants.
+
+        Args:
+            depth: of this depth alone, whatever mass it has.
+            min_mass: of the depths whose q(ℓ) is at least this, renormalised; layers behind the
+                last of them are left out.
+        """
         from unbounded.frozen import Frozen
 
-        return Frozen.of(self)
+        return Frozen.of(self, depth, min_mass)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Have the layers that the state is of, then load it: a grown model's state fits too."""

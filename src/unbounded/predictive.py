@@ -7,12 +7,13 @@ like a lone model's, with more components; so it is the same kind of prediction.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from unbounded import trees
+from unbounded.exits import EarlyExit, EarlyPrediction, predict_early
 from unbounded.likelihoods import Gaussian, Prediction
 from unbounded.likelihoods.gaussian import Noise
 
@@ -20,7 +21,23 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
 
 
-def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Prediction:
+@overload
+def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Prediction: ...
+
+
+@overload
+def predict(
+    model: "UDN", x: trees.Tree, batch_size: int | None = None, *, exit: float | EarlyExit
+) -> EarlyPrediction: ...
+
+
+def predict(
+    model: "UDN",
+    x: trees.Tree,
+    batch_size: int | None = None,
+    *,
+    exit: float | EarlyExit | None = None,
+) -> Prediction | EarlyPrediction:
     """p(y' | x', D) ≈ Σ_ℓ q(ℓ) p(y'; Ω_ℓ(x')) (the paper's predictive equation).
 
     Args:
@@ -28,10 +45,15 @@ def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Predi
         x: inputs on any device, `(rows, …)`; or a tuple or dict of such parts.
         batch_size: rows at a time, for inputs whose hidden states would not fit; the results
             of all rows are kept.
+        exit: let each row leave at the first depth where it is that sure (`EarlyExit`); for
+            classes, labels and tokens.
 
     Returns:
-        The likelihood's prediction, with outputs `(depth, rows, *event)`.
+        The likelihood's prediction, with outputs `(depth, rows, *event)`; with `exit` the
+        probabilities and the depth of each row.
     """
+    if exit is not None:
+        return _predict_early(model, x, batch_size, EarlyExit.of(exit))
     like = model.anchor
     with evaluating(model), without_gradients(model):
         log_q = model.depth_log_probs()
@@ -46,6 +68,29 @@ def predict(model: "UDN", x: trees.Tree, batch_size: int | None = None) -> Predi
             outputs = torch.cat(pieces, 1)
         model.likelihood.check_outputs(outputs)
         return model.likelihood.predict(outputs, log_q)
+
+
+def _predict_early(
+    model: "UDN", x: trees.Tree, batch_size: int | None, exit: EarlyExit
+) -> EarlyPrediction:
+    like, likelihood = model.anchor, model.likelihood
+    with evaluating(model), without_gradients(model):
+        model.layers.check_inputs(x)
+        first, last = model.support()
+        stack, log_q = model.network.stack(last, first), model.depth_log_probs()
+        found = [
+            predict_early(
+                stack,
+                model.layers,
+                likelihood,
+                log_q,
+                trees.moved(piece, like.device, like.dtype),
+                exit,
+            )
+            for piece in ([x] if batch_size is None else trees.split(x, batch_size))
+        ]
+        log_probs = torch.cat([one.log_probs for one in found])
+        return EarlyPrediction(likelihood, log_probs, torch.cat([one.depths for one in found]))
 
 
 def without_gradients(model: "UDN") -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ _LOOKED_AT = 1 << 20  # bytes that are looked at to tell what a file is
 _STANDARD_OUTPUT = 1
 
 MODEL, PAGE, PREDICTIONS = "a model", "a page", "a table of predictions"
+EXPORT = "an exported model"
 
 
 def check_output(options: argparse.Namespace, path: Path, kind: str, *inputs: Path | None) -> Path:
@@ -26,7 +28,7 @@ def check_output(options: argparse.Namespace, path: Path, kind: str, *inputs: Pa
     Args:
         options: of the command; `--force` replaces what is no file of ours.
         path: where.
-        kind: `MODEL`, `PAGE` or `PREDICTIONS`.
+        kind: `MODEL`, `PAGE`, `PREDICTIONS` or `EXPORT`.
         inputs: files that must not be written over.
     """
     for other in inputs:
@@ -56,6 +58,8 @@ def _is_ours(path: Path, kind: str) -> bool:
             return True
         if kind == MODEL:
             return _is_model(path)
+        if kind == EXPORT:
+            return _is_export(path)
         return _is_page(path, size) if kind == PAGE else _is_predictions(path)
     except FileNotFoundError:
         return True
@@ -69,6 +73,17 @@ def _is_model(path: Path) -> bool:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(min(size, 100 << 20))
     return header.startswith(b'{"__metadata__":{') and b'"unbounded":"' in header
+
+
+def _is_export(path: Path) -> bool:
+    """An ONNX file that names us as its producer, or an archive of torch with our description."""
+    with path.open("rb") as file:
+        if b"\x12\tunbounded" in file.read(64):
+            return True
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/unbounded.json") for name in archive.namelist())
 
 
 def _is_page(path: Path, size: int) -> bool:

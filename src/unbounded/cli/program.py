@@ -6,6 +6,7 @@ came before there was anything to keep; 143 after SIGTERM (129 after SIGHUP), wh
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,23 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from unbounded import interrupts, parallel
-from unbounded.cli import demo, evaluate, fit, inspect, predict, report, reproduce
+from unbounded.cli import (
+    completion,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    fit,
+    inspect,
+    predict,
+    report,
+    reproduce,
+)
 from unbounded.cli.common import CommandError
 from unbounded.printing import show
+from unbounded.tables.text import closest
 
-COMMANDS = (fit, predict, evaluate, inspect, report, demo, reproduce)
+COMMANDS = (fit, predict, evaluate, inspect, report, export, demo, reproduce, doctor, completion)
 TRACEBACKS = "UNBOUNDED_TRACEBACK"
 
 _EPILOG = """\
@@ -44,6 +57,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise rather than print the usage and exit."""
+        typed = re.search(r"argument COMMAND: invalid choice: '(.*)' \(", message)
+        if typed:
+            names = [command.NAME for command in COMMANDS]
+            message = f"there is no command {typed[1]!r}: {closest(typed[1], names)}"
         raise CommandError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -129,7 +146,11 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, TooDeepError):
         return f"there is not enough memory: {error}"
     if isinstance(error, MemoryError):
-        return "there is not enough memory"
+        return (
+            "there is not enough memory: close other programs, or take fewer rows (fit --max-rows)"
+        )
+    if isinstance(error, ImportError) and "unbounded" not in (error.name or ""):
+        return f"{error}: unbounded doctor tells which packages are missing and how to get them"
     if isinstance(error, OSError):
         if error.strerror and error.filename:
             return f"{error.filename}: {error.strerror}"

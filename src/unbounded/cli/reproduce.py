@@ -1,8 +1,12 @@
 """`unbounded reproduce NAME`: a table or figure of the paper again."""
 
 import argparse
+import contextlib
+import sys
+from pathlib import Path
 
 from unbounded.cli.common import CommandError
+from unbounded.printing import show_json
 
 NAME = "reproduce"
 HELP = "run a study of the paper again"
@@ -20,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     listed = "\n".join(f"  {name:16} {study.about}" for name, study in sorted(STUDIES.items()))
     parser.epilog = f"studies:\n{listed or '  none in this version'}"
-    parser.add_argument("study", metavar="NAME", help="which")
+    parser.add_argument("study", metavar="NAME", help="which").words = tuple(STUDIES)  # type: ignore[attr-defined]
     # All that follows, also what looks like an option of ours, belongs to the study.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the study's own arguments")
 
@@ -30,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     import importlib
 
     from unbounded.cli.program import Formatter, Parser
-    from unbounded.experiments import STUDIES, check_processes
+    from unbounded.experiments import STUDIES, check_processes, shares
 
     name = options.study
     if name not in STUDIES:
@@ -40,6 +44,17 @@ def run(options: argparse.Namespace) -> None:
     prog = f"unbounded reproduce {name}"
     parser = Parser(prog=prog, description=module.__doc__, formatter_class=Formatter)
     module.add_arguments(parser)
+    words = "print one JSON document on standard output: the study, its folder and what is in it"
+    parser.add_argument("--json", action="store_true", help=words)
     chosen = parser.parse_args(options.arguments)
     check_processes(name)
-    module.run(chosen)
+    if not chosen.json:
+        module.run(chosen)
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        module.run(chosen)
+    if not shares.processes().is_first:
+        return
+    out = Path(chosen.out)
+    files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
+    show_json({"study": name, "out": str(out), "files": files})

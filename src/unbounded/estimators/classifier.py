@@ -22,6 +22,7 @@ from unbounded.estimators.targets import (
     target_name,
     unmasked,
 )
+from unbounded.exits import EarlyExit
 from unbounded.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.schema import FileError, whole
@@ -95,16 +96,31 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         train_further(self, x, codes, weights, len(self.classes_))
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of each row: `(rows,)`; or its labels: `(rows, label)`."""
+    def predict(self, X: Any, exit: float | EarlyExit | None = None) -> Any:
+        """The most probable class of each row: `(rows,)`; or its labels: `(rows, label)`.
+
+        With `exit` also the depth at which each row left, see `predict_proba`.
+        """
+        if exit is not None:
+            probs, depths = self._early(X, exit)
+            best = (probs > 0.5).astype(np.int64) if self._num_labels else probs.argmax(1)
+            return (best if self._num_labels else self.classes_[best]), depths
         codes = np.concatenate([p.classes.cpu().numpy() for p in self._predictions(X)])
         return codes if self._num_labels else self.classes_[codes]
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+    def predict_proba(self, X: Any, exit: float | EarlyExit | None = None) -> Any:
         """p(y = c | x) = Σ_ℓ q(ℓ) p(y = c; Ω_ℓ(x)), classes as in `classes_`: `(rows, class)`.
 
         Where there are labels, the probability of each: `(rows, label)`.
+
+        Args:
+            X: rows, `(rows, feature)`.
+            exit: let each row leave at the first depth where the mixture so far is that sure,
+                such as 0.99 (`unbounded.EarlyExit`); of one network. Then the result is a pair:
+                the probabilities by the depths that were run, and how many these were, `(rows,)`.
         """
+        if exit is not None:
+            return self._early(X, exit)
         return np.concatenate([p.probs.cpu().numpy() for p in self._predictions(X)])
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
@@ -11,6 +12,7 @@ from unbounded.estimators.ensemble import average_by_depth, average_probs, depth
 from unbounded.estimators.frames import validate_new
 from unbounded.estimators.prepared import Prepared
 from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
+from unbounded.exits import EarlyExit, predict_early
 from unbounded.likelihoods import Prediction
 from unbounded.model import UDN
 from unbounded.predictive import combine
@@ -74,6 +76,35 @@ class Predictor:
         for start in range(0, len(x), rows):
             piece = scalings.x(x[start : start + rows], self.model_).to(device)
             yield [self._checked(found) for one in prepared for found in one.predictions(piece)]
+
+    def _early(
+        self, X: Any, exit: float | EarlyExit
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Probabilities by the depths that it takes to be sure, and the depth of each row."""
+        check_is_fitted(self)
+        if len(self.members_) > 1:
+            raise ValueError(
+                f"exit is for one network, there are {len(self.members_)}: take n_members=1 or "
+                "ensemble='shared'"
+            )
+        rule = EarlyExit.of(exit)
+        x, prepared = validate_new(self, X), Prepared.of(self.model_)
+        frozen, scalings = prepared.frozen, Scalings(self.input_scaling_, None)
+        stack, device = frozen.stack(), self.model_.anchor.device
+        with torch.inference_mode():
+            found = [
+                predict_early(
+                    stack,
+                    frozen.layers,
+                    frozen.likelihood,
+                    prepared.log_q,
+                    scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device),
+                    rule,
+                )
+                for start in range(0, len(x), PREDICTION_ROWS)
+            ]
+        probs = np.concatenate([one.probs.cpu().numpy() for one in found])
+        return probs, np.concatenate([one.depths.cpu().numpy() for one in found])
 
     def _checked(self, prediction: Prediction) -> Prediction:
         attribute, what, such = self._needed

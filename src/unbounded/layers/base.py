@@ -116,6 +116,9 @@ class Layers(ABC):
     """Place and spread of the depths to look at first: a rule that judges depths by what they can
     do begins there (`HeldOutAscent`). Wide, so that shallow depths learn too."""
 
+    rows_axis: int = 0
+    """Which axis of a hidden state goes over the rows of the batch."""
+
     integer_inputs: bool = False
     """Whether the first layer takes integers (an embedding); else inputs are made floating."""
 

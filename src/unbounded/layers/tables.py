@@ -155,7 +155,7 @@ class Waves(nn.Module):
         super().__init__()
         count = len(embedded)
         self.out_features = columns + count * (size - 1)
-        self.takes_all = count == columns
+        self.takes_all, self.takes_none = count == columns, not count
         self.register_buffer("columns", torch.tensor(embedded, dtype=torch.long), persistent=False)
         self.factor = nn.Parameter(torch.ones(columns))
         self.frequency = nn.Parameter(torch.randn(count, frequencies) * spread)
@@ -178,7 +178,7 @@ class Waves(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """The columns, then what their waves and ramps give."""
         columns = input * self.factor
-        if not len(self.columns):
+        if self.takes_none:
             return columns
         chosen = columns if self.takes_all else columns[..., self.columns]
         waves = torch.cos(2 * math.pi * (chosen[..., None] * self.frequency + self.phase))

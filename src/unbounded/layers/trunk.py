@@ -43,6 +43,8 @@ class TrunkDense(TableDense):
         rest: the other arguments of `TableDense`.
     """
 
+    rows_axis = 1  # behind the members
+
     def __init__(
         self,
         in_features: int,

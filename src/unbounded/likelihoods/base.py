@@ -59,6 +59,8 @@ class Likelihood(nn.Module, ABC):
     something finer, as of tokens."""
     output_axes: int = 1
     """How many axes the output of a head has behind the batch."""
+    has_verdicts: bool = False
+    """Whether predictions give probabilities of answers (`verdict`, `Prediction.log_probs`)."""
 
     @property
     def single(self) -> "Likelihood":
@@ -69,6 +71,21 @@ class Likelihood(nn.Module, ABC):
     def count(self) -> int:
         """How many members share a network."""
         return 1
+
+    @property
+    def described(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
+    def verdict(self, probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """The most probable answer of each row, `(batch, …)`, and what speaks for it, `(batch,)`.
+
+        Args:
+            probs: of a prediction's `log_probs`, or parts of them that some depths contribute,
+                `(batch, …)`.
+            mass: how much all answers have together, broadcastable; 1 for whole predictions.
+        """
+        raise NotImplementedError(f"{self.described} has no probabilities of answers")
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -58,6 +58,12 @@ class ClassLikelihood(Likelihood):
     """What `Categorical` and `Bernoulli` share: targets are classes 0 … C−1."""
 
     score_name = "accuracy"
+    has_verdicts = True
+
+    def verdict(self, probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """The class and its probability: `(batch, class)` → `(batch,)` each."""
+        highest = probs.max(-1)
+        return highest.indices, highest.values
 
     def class_log_probs(self, outputs: Tensor) -> Tensor:
         """log p(y = c; Ω): `(depth, batch, *event)` → `(depth, class, batch)`."""

@@ -15,6 +15,8 @@ from unbounded.likelihoods.base import Likelihood, Prediction
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
+_FEW = 1024  # numbers of an output up to which fewer steps are faster than less work in each
+
 Bend = tuple[Sequence[float], Sequence[float]]
 """Knots of a piecewise linear function and its values there."""
 
@@ -186,25 +188,42 @@ class GaussianPrediction(Prediction):
 
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y ≤ y): `(…, batch, target)` for y of that shape or one that broadcasts to it."""
-        means, scales = self.components()
+        return self._cdf(y, *self.components())
+
+    def _cdf(self, y: Tensor, means: Tensor, scales: Tensor) -> Tensor:
         shape = (-1,) + (1,) * (y.dim() - 2 if y.dim() > 2 else 0) + means.shape[1:]
         z = (y - means.view(shape)) / scales.reshape(shape)
         return self._average(torch.special.ndtr(z))
 
     def quantile(self, levels: float | Sequence[float] | Tensor) -> Tensor:
         """y with P(Y ≤ y) = level: `(level, batch, target)`, by bisection to full precision."""
-        means, scales = self.components()
-        level = torch.as_tensor(levels, dtype=means.dtype, device=means.device).reshape(-1, 1, 1)
+        means = self.outputs
+        level = torch.as_tensor(levels, dtype=means.dtype, device=means.device)
         if not bool(((level > 0) & (level < 1)).all()):
             raise ValueError(f"quantile levels must be strictly between 0 and 1, got {levels}")
+        return self.quantile_at(level, 16 if self.outputs.numel() <= _FEW else 2)
+
+    def quantile_at(self, levels: Tensor, parts: int = 2) -> Tensor:
+        """The same for levels `(level,)` that are known to be right; nothing is read from them.
+
+        Args:
+            levels: strictly between 0 and 1.
+            parts: into how many a bracket is divided at each step; with more there are fewer steps,
+                and more work in each.
+        """
+        means, scales = self.components()
+        level = levels.reshape(-1, 1, 1)
         # The quantile of a mixture lies between the smallest and largest of its components'.
         each = means[:, None] + scales[:, None] * torch.special.ndtri(level)
-        low, high = each.amin(0), each.amax(0)
-        for _ in range(60 if means.dtype == torch.float64 else 30):
-            middle = (low + high) / 2
-            below = self.cdf(middle) < level
-            low, high = middle.where(below, low), high.where(below, middle)
-        return (low + high) / 2
+        low = each.amin(0)
+        width = each.amax(0) - low
+        inner = torch.arange(1, parts, device=means.device, dtype=means.dtype).view(-1, 1, 1, 1)
+        bits = 60 if means.dtype == torch.float64 else 30
+        for _ in range(math.ceil(bits / math.log2(parts))):
+            width = width / parts
+            below = self._cdf(low + width * inner, means, scales) < level
+            low = low + width * below.to(means.dtype).sum(0)
+        return low + width / 2
 
     def _average(self, values: Tensor) -> Tensor:
         q = self.depth_log_probs.exp().to(values.dtype)

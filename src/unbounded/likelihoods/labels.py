@@ -48,6 +48,7 @@ class MultiLabel(Likelihood):
     """
 
     score_name = "label_accuracy"
+    has_verdicts = True
 
     def __init__(self, num_labels: int):
         super().__init__()
@@ -87,6 +88,11 @@ class MultiLabel(Likelihood):
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> LabelPrediction:
         """The mixture over depths."""
         return LabelPrediction(self, outputs, depth_log_probs)
+
+    def verdict(self, probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Which labels are there, `(batch, label)`, and what speaks for the least sure one."""
+        absent = mass - probs
+        return (probs > absent).long(), probs.maximum(absent).amin(-1)
 
     def score(self, prediction: Prediction, y: Tensor) -> Tensor:
         """The share of the labels of each row that are right: `(batch,)`."""

@@ -36,6 +36,7 @@ class Members(Likelihood):
             raise ValueError(f"count must be an integer from 1 to {MOST}, got {count!r}")
         self.each, self._count = each, int(count)
         self.score_name, self.higher_is_better = each.score_name, each.higher_is_better
+        self.has_verdicts = each.has_verdicts
 
     @property
     def single(self) -> Likelihood:
@@ -66,6 +67,15 @@ class Members(Likelihood):
     def predictions(self, outputs: Tensor, depth_log_probs: Tensor) -> Sequence[Prediction]:
         """The mixture over depths of each member."""
         return [self.each.predict(own, depth_log_probs) for own in outputs.unbind(2)]
+
+    @property
+    def described(self) -> str:
+        """What errors call it."""
+        return self.each.described
+
+    def verdict(self, probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the mixture, as one member has it."""
+        return self.each.verdict(probs, mass)
 
     def guess(self, y: Tensor) -> Tensor | None:
         """As one member has it."""

@@ -95,6 +95,7 @@ class Tokens(Likelihood):
             raise ValueError(f"score must be one of {SCORES}, got {score!r}")
         self.vocabulary, self.mix, self.score_name = int(vocabulary), mix, score
         self.higher_is_better, self.mixes_rows = score == "accuracy", mix == "sequence"
+        self.has_verdicts = mix == "token"  # of sequences all depths say what a token tells of them
         self.ignored = IGNORED
 
     def token_log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -165,6 +166,16 @@ class Tokens(Likelihood):
     def predict(self, outputs: Tensor, depth_log_probs: Tensor) -> TokenPrediction:
         """The mixture over depths."""
         return TokenPrediction(self, outputs, depth_log_probs)
+
+    @property
+    def described(self) -> str:
+        """What errors call it."""
+        return f"Tokens(mix={self.mix!r})"
+
+    def verdict(self, probs: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+        """The token at each place, `(batch, time)`, and the probability of the least sure one."""
+        highest = probs.max(-1)
+        return highest.indices, highest.values.amin(-1)
 
     def score(self, prediction: Prediction, y: Tensor) -> Tensor:
         """The mean over the tokens of each row: nats, or whether it is right: `(batch,)`."""

@@ -1,0 +1,180 @@
+"""`unbounded doctor`, `unbounded completion` and `unbounded export`."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import make_friedman1
+
+import unbounded as ub
+from test_cli import fails, ok
+from unbounded.cli import completion, doctor
+from unbounded.cli.program import COMMANDS, build_parser
+from unbounded.tables import TableModel
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+
+
+def test_the_extras_are_those_of_the_package():
+    known = PROJECT["optional-dependencies"]
+    assert set(doctor.EXTRAS) == set(known) - {"dev"}
+    for name, (_, packages) in doctor.EXTRAS.items():
+        declared = {text.split(">")[0].split("[")[0] for text in known[name]}
+        assert set(packages) == declared
+    assert {text.split(">")[0] for text in PROJECT["dependencies"]} == set(doctor.NEEDED)
+
+
+def test_doctor_tells_what_is_there(capsys, monkeypatch):
+    found = json.loads(ok(capsys, "doctor", "--json"))
+    assert found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"][
+        "torch"
+    ] == metadata.version("torch")
+    assert found["device"]["threads"] == torch.get_num_threads()
+    assert found["extras"]["tables"]["packages"]["pandas"] == pd.__version__
+    assert not any("unbounded[tables]" in step for step in found["next"])
+    usual = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda p: None if p == "pandas" else usual(p))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 999)
+    words = ok(capsys, "doctor")
+    assert "pandas is missing" in words
+    assert "pip install 'unbounded[tables]' for tables in files and frames" in words
+    assert "torch takes 999 threads" in words
+
+
+def complete(script, *words):
+    """What bash offers for the last of these words."""
+    listed = " ".join(f"'{word}'" for word in words)
+    run = f"{script}\nCOMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _unbounded"
+    run += "; echo ${COMPREPLY[@]}"
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("there is no bash")
+    done = subprocess.run([shell, "-c", run], capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_and_values(capsys):
+    script = ok(capsys, "completion", "bash")
+    names = [command.NAME for command in COMMANDS]
+    assert complete(script, "unbounded", "") == [*names, "--help", "--version"]
+    assert complete(script, "unbounded", "ev") == ["evaluate"]
+    assert complete(script, "unbounded", "export", "m.udn", "--to", "") == ["onnx", "pt2"]
+    assert complete(script, "unbounded", "export", "--qu") == ["--quantiles", "--quiet"]
+    assert complete(script, "unbounded", "completion", "z") == ["zsh"]
+    assert "spiral" in complete(script, "unbounded", "reproduce", "")
+    assert complete(script, "unbounded", "fit", "tra") == []  # files, by the shell itself
+
+
+def test_every_option_is_in_every_script():
+    found = completion.commands(build_parser())
+    assert [command.name for command in found] == [command.NAME for command in COMMANDS]
+    for name, write in completion.SHELLS.items():
+        script = write(found)
+        for command in found:
+            assert command.name in script
+            for option in command.options:
+                for flag in option.flags:
+                    shown = (
+                        flag
+                        if name != "fish"
+                        else f"-{'l' if flag[1] == '-' else 's'} {flag.lstrip('-')}"
+                    )
+                    assert shown in script, (name, command.name, flag)
+        shell = shutil.which(name)
+        if shell:  # no shell runs it here: it is read alone
+            subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_words_that_are_nearly_commands(capsys):
+    assert "there is no command 'ft': did you mean 'fit'? (see unbounded --help)" in fails(
+        capsys, "ft"
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    X, y = make_friedman1(60, 5, random_state=0)
+    frame = pd.DataFrame(X, columns=list("abcde")).assign(target=y)
+    path = tmp_path_factory.mktemp("export") / "m.udn"
+    fixed = {"epochs": 1, "width": 4, "depth": ub.FixedDepth(1)}
+    TableModel.fit(frame, target="target", references=False, **fixed).save(path)
+    frame.to_csv(path.with_suffix(".csv"), index=False)
+    return path
+
+
+def test_export_writes_and_tells(model, tmp_path, capsys):
+    out = tmp_path / "m.pt2"
+    given = ("export", model, "--out", out, "--quantiles", "0.1,0.9")
+    found = json.loads(ok(capsys, *given, "--table", model.with_suffix(".csv"), "--json"))
+    assert found["outputs"] == ["mean", "sd", "quantiles"]
+    assert found["difference"] < 1e-5
+    assert found["rows"] == 60
+    assert [one["name"] for one in found["inputs"]] == list("abcde")
+    # Its own file is replaced, another one is not.
+    words = ok(capsys, *given[:4], "--quantiles", "none")
+    assert "outputs: mean, sd\n" in words
+    out.write_text("notes")
+    assert "is not an exported model that unbounded wrote; --force" in fails(capsys, *given)
+    assert out.read_text() == "notes"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_export_to_onnx(model, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="needs the extra unbounded[export]")
+    out = tmp_path / "m.bin"
+    given = ("export", model, "--to", "onnx", "--quantiles", "none", "--out", out)
+    assert "onnx file" in ok(capsys, *given)
+    ok(capsys, *given)  # it is ours
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert "pip install 'unbounded[export]'" in fails(capsys, *given)
+
+
+def test_export_of_networks(tmp_path, capsys):
+    net = tmp_path / "net.udn"
+    ub.save(ub.UDN(ub.ResidualConv(1, 2, width=4), ub.Categorical(2), ub.FixedDepth(1)), net)
+    out = tmp_path / "net.pt2"
+    assert "--shape" in fails(capsys, "export", net, "--out", out)
+    ok(capsys, "export", net, "--shape", "1,8,8", "--out", out)
+    x = torch.randn(2, 1, 8, 8)
+    found = torch.export.load(out).module()(x)
+    torch.testing.assert_close(found["probabilities"], ub.load(net).predict(x).probs)
+    assert "--table is for models of tables" in fails(
+        capsys, "export", net, "--table", net, "--out", out
+    )
+
+
+def test_export_arguments_that_cannot_work(model, tmp_path, capsys):
+    out = tmp_path / "m.pt2"
+    said = fails(capsys, "export", model, "--out", out, "--quantiles", "0,0.5")
+    assert "numbers between 0 and 1 were expected" in said
+    assert "--shape is for networks alone" in fails(
+        capsys, "export", model, "--shape", "3", "--out", out
+    )
+    assert "exported to onnx or pt2, got 'xyz'" in fails(
+        capsys, "export", model, "--out", tmp_path / "m.xyz"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_missing_is_told(capsys, monkeypatch):
+    def broken(options):
+        raise ImportError("pictures need Pillow: pip install 'unbounded[images]'")
+
+    monkeypatch.setattr(doctor, "run", broken)
+    said = fails(capsys, "doctor")
+    assert said.endswith("unbounded doctor tells which packages are missing and how to get them\n")
+
+
+def test_a_study_as_json(tmp_path, capsys):
+    found = json.loads(ok(capsys, "reproduce", "theorem", "--out", tmp_path / "t", "--json"))
+    assert found["study"] == "theorem"
+    assert found["files"]
+    assert all((tmp_path / "t" / name).is_file() for name in found["files"])
