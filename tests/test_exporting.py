@@ -18,8 +18,12 @@ from unbounded.exporting.operators import OPERATORS
 from unbounded.likelihoods import InputNoise
 from unbounded.tables import Table, TableModel
 
-onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra unbounded[export]")
-onnx = pytest.importorskip("onnx", reason="needs the extra unbounded[export]")
+try:
+    import onnx
+    import onnxruntime
+except ImportError:
+    onnx = onnxruntime = None
+needs_onnx = pytest.mark.skipif(onnx is None, reason="needs the extra unbounded[export]")
 
 SHORT = {"epochs": 2, "width": 8, "random_state": 0}
 DEPTH = ub.TruncatedNormal(2.0, 0.6)
@@ -62,6 +66,7 @@ def networks():
     yield "masked tokens", ub.UDN(layers, ub.Tokens(5), ub.FixedDepth(2)), (tokens, mask)
 
 
+@needs_onnx
 @pytest.mark.parametrize(
     ("name", "model", "x"), list(networks()), ids=lambda v: v if isinstance(v, str) else ""
 )
@@ -98,6 +103,7 @@ def test_a_frozen_depth_as_pt2(tmp_path):
     assert (module(x)["probabilities"] - model.predict(x).probs).abs().max() > 1e-3
 
 
+@needs_onnx
 def test_a_likelihood_of_ones_own_gives_outputs(tmp_path):
     class Laplace(ub.Likelihood):
         def log_prob(self, outputs, y):
@@ -120,6 +126,7 @@ def friedman():
     return make_friedman1(80, 5, random_state=0)
 
 
+@needs_onnx
 def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
     X, y = friedman
     y = 1e6 + 100 * y  # an offset that single precision would blur
@@ -152,6 +159,7 @@ def test_several_targets_of_a_shared_trunk(friedman, tmp_path):
     np.testing.assert_allclose(found["quantiles"], np.moveaxis(levels, 0, 1), rtol=1e-3)
 
 
+@needs_onnx
 @pytest.mark.parametrize(
     "names", [["low", "high"], [3, 7], [False, True], [0.0, 1.0]], ids=lambda n: type(n[0]).__name__
 )
@@ -166,6 +174,7 @@ def test_classes_of_every_type(friedman, tmp_path, names):
     assert found["prediction"].tolist() == model.predict(X).tolist()
 
 
+@needs_onnx
 def test_several_labels(friedman, tmp_path):
     X, y = friedman
     labels = np.stack([y > 14, X[:, 0] > 0.5, X[:, 1] > 0.2], 1).astype(int)
@@ -240,6 +249,7 @@ def test_the_encoding_as_tensors_is_the_encoding(priced, table):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@needs_onnx
 def test_a_table_from_raw_columns_to_predictions(priced, table, tmp_path):
     path = tmp_path / "m.onnx"
     done = export(priced, path, table)
@@ -298,6 +308,7 @@ def test_a_table_as_pt2_takes_codes(priced, table, tmp_path):
         assert any(name.endswith("unbounded.json") for name in archive.namelist())
 
 
+@needs_onnx
 def test_an_estimator_of_a_frame(table, tmp_path):
     X, y = table.drop(columns=["price", "note"]), np.where(table["price"] > 225, "dear", "cheap")
     model = UDNClassifier(**SHORT, depth=ub.FixedDepth(1)).fit(X, y)
@@ -329,6 +340,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
 # What cannot be
 
 
+@needs_onnx
 def test_a_file_that_predicts_something_else_is_not_kept(tmp_path, monkeypatch):
     model = noisy(ub.UDN(ub.Dense(3, 8, 2), ub.Categorical(2), ub.FixedDepth(2)))
     path = tmp_path / "m.onnx"
@@ -344,6 +356,7 @@ def test_a_file_that_predicts_something_else_is_not_kept(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@needs_onnx
 def test_operations_without_a_translation_are_named(tmp_path):
     class Odd(torch.nn.Module):
         def forward(self, x):
@@ -358,6 +371,7 @@ def test_operations_without_a_translation_are_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@needs_onnx
 def test_what_cannot_be_exported_is_told(tmp_path, monkeypatch):
     model = ub.UDN(ub.ResidualConv(1, 3, width=4), ub.Categorical(3), ub.FixedDepth(1))
     with pytest.raises(ExportError, match="onnx or pt2, got 'txt'"):
