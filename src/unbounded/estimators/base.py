@@ -43,9 +43,11 @@ from unbounded.estimators.rows import (
     WeightedRows,
     is_classes,
     merge,
+    numbers,
     split,
 )
 from unbounded.estimators.saving import Savable
+from unbounded.estimators.thresholds import Step, find_thresholds
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -294,7 +296,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one) for one in seeds]
+            steps = self._steps(train, scalings)
+            models = [self._build(train.x, size, one, steps) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -379,8 +382,15 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, x: Array, size: int, seed: int) -> UDN:
-        return build(self, x, size, seed)
+    def _steps(self, train: WeightedRows, scalings: Scalings) -> list[Step]:
+        """Thresholds of the columns as the network sees them, where it is to be shown any."""
+        if self.layers is not None or not is_classes(train.y):
+            return []
+        columns = preset(self.preset).embeds(numbers(train.x))
+        return find_thresholds(train, scalings.inputs, columns)
+
+    def _build(self, x: Array, size: int, seed: int, steps: Sequence[Step] = ()) -> UDN:
+        return build(self, x, size, seed, steps)
 
     # scikit-learn
 

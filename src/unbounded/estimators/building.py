@@ -1,10 +1,12 @@
 """From the arguments of an estimator to an untrained model."""
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unbounded.devices import resolve_device
 from unbounded.estimators.rows import Array, numbers
+from unbounded.estimators.thresholds import Step
 from unbounded.layers import Layers, TableDense
 from unbounded.likelihoods import Members
 from unbounded.likelihoods.members import MOST
@@ -47,12 +49,14 @@ def check_members(estimator: "UDNEstimator") -> None:
         )
 
 
-def build(estimator: "UDNEstimator", x: Array, size: int, seed: int) -> UDN:
-    """A model for rows `x` and `size` classes or targets."""
+def build(
+    estimator: "UDNEstimator", x: Array, size: int, seed: int, steps: Sequence[Step] = ()
+) -> UDN:
+    """A model for rows `x` and `size` classes or targets, with thresholds of columns."""
     likelihood = copy.deepcopy(estimator.likelihood)
     if likelihood is None:
         likelihood = estimator._default_likelihood(size)
-    layers = _layers(estimator, x, likelihood.num_outputs(size))
+    layers = _layers(estimator, x, likelihood.num_outputs(size), steps)
     if estimator.ensemble == "shared":
         likelihood = Members(likelihood, estimator._sharing)
     recipe = preset(estimator.preset)
@@ -68,12 +72,14 @@ def build(estimator: "UDNEstimator", x: Array, size: int, seed: int) -> UDN:
     return model.to(resolve_device(estimator.device))
 
 
-def _layers(estimator: "UDNEstimator", x: Array, out_features: int) -> Layers:
+def _layers(
+    estimator: "UDNEstimator", x: Array, out_features: int, steps: Sequence[Step]
+) -> Layers:
     in_features, given = x.shape[1], estimator.layers
     if given is None:
         members = estimator._sharing if estimator.ensemble == "shared" else None
         recipe = preset(estimator.preset)
-        return recipe.built(in_features, estimator.width, out_features, numbers(x), members)
+        return recipe.built(in_features, estimator.width, out_features, numbers(x), members, steps)
     if isinstance(given, Layers):
         return given
     if not callable(given):

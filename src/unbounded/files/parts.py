@@ -132,6 +132,11 @@ _TABLE: Mapping[str, Check] = {
     "spread": _POSITIVE,
 }
 
+_STEP = list_of(real(), least=2, most=2)  # a column and a threshold
+_MAYBE: Mapping[str, Mapping[str, Check]] = {
+    cls.__name__: {"steps": list_of(_STEP), "height": _POSITIVE} for cls in (TableDense, TrunkDense)
+}
+
 # The only names that a file can ask for, and their arguments. A file never names a module or an
 # import path.
 _KNOWN: dict[str, dict[Any, Mapping[str, Check]]] = {
@@ -184,7 +189,10 @@ PARTS = tuple(_KNOWN)
 
 def _part(part: str) -> Check:
     """A part as `describe` gives it; the arguments of one that is built in are checked."""
-    known = {cls.__name__: record(fields) for cls, fields in _KNOWN[part].items()}
+    known = {
+        cls.__name__: record(fields, _MAYBE.get(cls.__name__))
+        for cls, fields in _KNOWN[part].items()
+    }
     outer = record({"kind": text(1000), "config": optional(mapping(anything))})
 
     def check(value: Any, where: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Dense layers for the columns of a table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ class TableDense(PreNormDense):
     Networks find it hard to learn what goes up and down along one column. So f_1 first maps a
     column x, times a learnt factor, to x itself and a linear map of cos(2π(a_k x + b_k)), with
     learnt a_k and b_k, k = 1 … `frequencies` (periodic embeddings, Gorishniy et al., 2022, in the
-    small form of RealMLP, Holzmüller et al., 2024). Heads start at zero: the first prediction is
-    the mean of the targets, or all classes alike.
+    small form of RealMLP, Holzmüller et al., 2024). Where something changes at a threshold t of a
+    column, which smooth functions learn slowly, a step goes along: ±`height`/2, by whether x > t.
+    Heads start at zero: the first prediction is the mean of the targets, or all classes alike.
 
     Args:
         in_features: columns, about in units of their spread.
@@ -29,6 +30,8 @@ class TableDense(PreNormDense):
         frequencies: waves of a column.
         embedding: numbers that a column becomes, the column among them.
         spread: standard deviation of the first a_k.
+        steps: pairs (column, t) of thresholds.
+        height: of a step. Low ones are learnt after what is smooth.
         rest: the other arguments of `Dense`; `activation` is "mish" by default.
     """
 
@@ -44,6 +47,8 @@ class TableDense(PreNormDense):
         frequencies: int = 16,
         embedding: int = 4,
         spread: float = 0.1,
+        steps: Iterable[Sequence[float]] = (),
+        height: float = 0.3,
         activation: str | Activation = "mish",
         **rest: Any,
     ):
@@ -61,15 +66,22 @@ class TableDense(PreNormDense):
         if not 0 < spread < math.inf:
             raise ValueError(f"spread must be positive, got {spread}")
         self.spread = float(spread)
+        self.steps = [(int(column), float(threshold)) for column, threshold in steps]
+        for column, threshold in self.steps:
+            if not 0 <= column < self.in_features or not math.isfinite(threshold):
+                raise ValueError(
+                    f"steps must be pairs of a column from 0 to {self.in_features - 1} and a "
+                    f"finite threshold, got {(column, threshold)}"
+                )
+        if not 0 < height < math.inf:
+            raise ValueError(f"height must be positive, got {height}")
+        self.height = float(height)
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
         if depth > 1:
             return super().hidden(depth)
-        waves = Waves(
-            self.in_features, self.embedded, self.frequencies, self.embedding, self.spread
-        )
-        layer = TableLayer(waves, self.width, self._activation)
+        layer = TableLayer(self._waves(), self.width, self._activation)
         self._init(layer.linear)
         return layer
 
@@ -82,17 +94,25 @@ class TableDense(PreNormDense):
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
-        return {
+        found = {
             **super().config(),
             "embedded": self.embedded,
             "frequencies": self.frequencies,
             "embedding": self.embedding,
             "spread": self.spread,
         }
+        if self.steps:  # those without can be read by earlier versions
+            found |= {"steps": [list(step) for step in self.steps], "height": self.height}
+        return found
+
+    def _waves(self) -> "Waves":
+        """What the first layer does to the columns."""
+        sizes = self.frequencies, self.embedding, self.spread
+        return Waves(self.in_features, self.embedded, *sizes, self.steps, self.height)
 
 
 class Waves(nn.Module):
-    """Columns with their periodic embeddings: `(batch, column)` → `(batch, out_features)`.
+    """Columns with embeddings and steps: `(batch, column)` → `(batch, out_features)`.
 
     Args:
         columns: how many there are.
@@ -100,18 +120,34 @@ class Waves(nn.Module):
         frequencies: waves of a column.
         size: numbers that an embedded column becomes.
         spread: standard deviation of the first frequencies.
+        steps: pairs of a column and a threshold.
+        height: of a step.
     """
 
     columns: Tensor
+    stepped: Tensor
+    thresholds: Tensor
 
     def __init__(
-        self, columns: int, embedded: Sequence[int], frequencies: int, size: int, spread: float
+        self,
+        columns: int,
+        embedded: Sequence[int],
+        frequencies: int,
+        size: int,
+        spread: float,
+        steps: Sequence[tuple[int, float]] = (),
+        height: float = 1.0,
     ):
         super().__init__()
         count = len(embedded)
-        self.out_features = columns + count * (size - 1)
+        self.out_features = columns + count * (size - 1) + len(steps)
         self.takes_all = count == columns
         self.register_buffer("columns", torch.tensor(embedded, dtype=torch.long), persistent=False)
+        self.height = height
+        stepped, thresholds = [column for column, _ in steps], [place for _, place in steps]
+        self.register_buffer("stepped", torch.tensor(stepped, dtype=torch.long), persistent=False)
+        places = torch.tensor(thresholds, dtype=torch.get_default_dtype())
+        self.register_buffer("thresholds", places, persistent=False)
         self.factor = nn.Parameter(torch.ones(columns))
         self.frequency = nn.Parameter(torch.randn(count, frequencies) * spread)
         self.phase = nn.Parameter(torch.rand(count, frequencies) - 0.5)
@@ -120,15 +156,21 @@ class Waves(nn.Module):
         self.bias = nn.Parameter(torch.zeros(count, size - 1))
 
     def forward(self, input: Tensor) -> Tensor:
-        """The columns, then what their waves give."""
-        columns = input * self.factor
-        if not len(self.columns):
-            return columns
+        """The columns, then what their waves give, then the steps."""
+        parts = [input * self.factor]
+        if len(self.columns):
+            parts.append(self._waves(parts[0]))
+        if len(self.thresholds):
+            above = input[..., self.stepped] > self.thresholds
+            parts.append((above.to(input.dtype) - 0.5) * self.height)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _waves(self, columns: Tensor) -> Tensor:
         chosen = columns if self.takes_all else columns[..., self.columns]
         waves = torch.cos(2 * math.pi * (chosen[..., None] * self.frequency + self.phase))
         # A product a column: (column, batch, frequencies) · (column, frequencies, size − 1).
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
-        return torch.cat([columns, mixed.transpose(0, 1).flatten(1)], 1)
+        return mixed.transpose(0, 1).flatten(1)
 
 
 class TableLayer(nn.Module):

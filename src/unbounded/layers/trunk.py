@@ -50,9 +50,7 @@ class TrunkDense(TableDense):
         if depth > 1:
             linear = MemberLinear(self.width, self.width, self.members, self._init)
             return TrunkLayer(linear, self._activation)
-        waves = Waves(
-            self.in_features, self.embedded, self.frequencies, self.embedding, self.spread
-        )
+        waves = self._waves()
         linear = MemberLinear(waves.out_features, self.width, self.members, self._init)
         if self.members > 1:
             with torch.no_grad():

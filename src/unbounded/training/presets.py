@@ -67,6 +67,7 @@ class Preset:
         out_features: int,
         numbers: Sequence[int],
         members: int | None = None,
+        steps: Sequence[tuple[int, float]] = (),
     ) -> Layers:
         """The layers for a table.
 
@@ -76,13 +77,19 @@ class Preset:
             out_features: of the heads.
             numbers: columns with more than two values.
             members: how many share the layers of the preset "tables"; None for a lone network.
+            steps: thresholds of columns that the preset "tables" shows to the first layer.
         """
         if self.layers is not TableDense:
             return self.layers(in_features, width, out_features)
-        embedded = numbers if len(numbers) <= _MOST_EMBEDDED else ()
+        options: dict[str, Any] = {"embedded": self.embeds(numbers), "steps": steps}
         if members is not None:
-            return TrunkDense(in_features, width, out_features, members=members, embedded=embedded)
-        return self.layers(in_features, width, out_features, embedded=embedded)
+            return TrunkDense(in_features, width, out_features, members=members, **options)
+        return self.layers(in_features, width, out_features, **options)
+
+    def embeds(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Which of the columns with more than two values the first layer looks at closely."""
+        is_taken = self.layers is TableDense and len(numbers) <= _MOST_EMBEDDED
+        return numbers if is_taken else ()
 
     def fitting(
         self, family: DepthFamily, validates: bool, done: Callable[[int], float] | None = None
