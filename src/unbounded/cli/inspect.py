@@ -117,6 +117,8 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         inner = ", ".join(f"{k}={v}" for k, v in value.items() if k != "kind")
         return f"{value.get('kind', '')}({inner})"
+    if isinstance(value, list) and any(isinstance(one, list) for one in value):
+        return f"[{len(value)} of them]"  # such as thresholds: of a wide table there are hundreds
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
