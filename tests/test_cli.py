@@ -485,10 +485,13 @@ def test_inspect_shows_what_a_file_holds(files, tmp_path, capsys):
     assert sum(found["depth"]["probs"]) == pytest.approx(1)
     assert len(found["history"]) == 3
     assert found["parameters"] == sum(m["parameters"] for m in found["modules"]) + 2  # μ and s
-    from unbounded import UDN, Categorical, Dense, save
+    from unbounded import UDN, Categorical, Dense, TableDense, save
 
     save(UDN(Dense(2, 4, 2), Categorical(2)), tmp_path / "plain.udn")
     assert "a network of unbounded depth" in ok(capsys, "inspect", tmp_path / "plain.udn")
+    layers = TableDense(2, 4, 2, steps=[(0, 0.5), (1, -0.25)])
+    save(UDN(layers, Categorical(2)), tmp_path / "steps.udn")
+    assert "steps=[2 of them], height=0.3" in ok(capsys, "inspect", tmp_path / "steps.udn")
 
 
 def test_report_with_and_without_a_table(files, tmp_path, capsys):

@@ -37,6 +37,8 @@ def networks():
         st.builds(TableDense, **sizes, **waves),
         st.builds(TrunkDense, **sizes, **waves, **members),
         st.builds(TableDense, **ramps),
+        st.builds(TableDense, **ramps, steps=st.just([(1, 0.2), (1, -0.4), (2, 0.0)])),
+        st.builds(TrunkDense, **ramps, **members, steps=st.just([(0, 0.1)])),
     )
 
 

@@ -90,6 +90,20 @@ def test_numbers_get_ramps_in_units_of_the_network_and_classes_none(tmp_path):
     assert ub.UDNRegressor(epochs=1, width=8, preset="settled").fit(x, y).predict(x).shape == (200,)
 
 
+def test_steps_tell_which_side_of_a_threshold_a_value_is_on():
+    layers = ub.TableDense(3, 5, 2, embedded=[1], steps=[(2, 0.5), (0, -1.0)], height=0.4)
+    waves = layers.hidden(1).waves
+    x = torch.tensor([[-1.0, 7.0, 0.5], [-0.9, 7.0, 0.6]])
+    with torch.no_grad():
+        waves.factor.fill_(-3.0)  # of the columns; thresholds are of what comes in
+    expected = torch.tensor([[-0.2, -0.2], [0.2, 0.2]])
+    torch.testing.assert_close(waves(x)[:, -2:], expected)
+    without = ub.TableDense(3, 5, 2, embedded=[1]).hidden(1).waves
+    without.load_state_dict(waves.state_dict())
+    torch.testing.assert_close(waves(x)[:, :-2], without(x))
+    assert waves.out_features == without.out_features + 2
+
+
 def test_gradients_of_all_its_parts():
     layer = ub.TableDense(2, 3, 1, embedded=[1], knots=[[-0.3, 0.1, 0.9]]).hidden(1).double()
     layer.waves.ramps.data.normal_()
@@ -109,9 +123,11 @@ def test_a_new_network_predicts_the_guess():
     torch.testing.assert_close(probs, torch.full((5, 3), 1 / 3))
 
 
+@pytest.mark.parametrize("steps", [[], [(1, 0.1), (0, -0.7)]], ids=["smooth", "steps"])
 @pytest.mark.parametrize("embedded", [None, [], [1]], ids=["all", "none", "one"])
-def test_saved_and_read(tmp_path, embedded):
-    layers = ub.TableDense(2, 6, 2, embedded=embedded, frequencies=3, embedding=2, spread=0.5)
+def test_saved_and_read(tmp_path, embedded, steps):
+    options = {"frequencies": 3, "embedding": 2, "spread": 0.5, "steps": steps, "height": 0.7}
+    layers = ub.TableDense(2, 6, 2, embedded=embedded, **options)
     model = ub.UDN(layers, ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0), seed=3)
     x = torch.randn(6, 2)
     ub.save(model, tmp_path / "m.udn")
@@ -136,6 +152,10 @@ def test_saved_and_read(tmp_path, embedded):
         ({"knots": [[0.0, 1.0], [1.0]]}, "two or more numbers"),
         ({"knots": [[0.0, 1.0], [1.0, 1.0]]}, "larger than the one before"),
         ({"knots": [[0.0, 1.0], [1.0, math.inf]]}, "two or more numbers"),
+        ({"steps": [(2, 0.0)]}, "a column from 0 to 1"),
+        ({"steps": [(-1, 0.0)]}, "a column from 0 to 1"),
+        ({"steps": [(0, math.nan)]}, "finite threshold"),
+        ({"height": 0.0}, "height must be positive"),
     ],
 )
 def test_bad_arguments_are_told(options, said):

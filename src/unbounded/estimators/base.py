@@ -25,7 +25,7 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.building import build, check_ensemble, check_members
+from unbounded.estimators.building import build, check_ensemble, check_members, shown
 from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
@@ -296,7 +296,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         else:
             scalings = self._scalings(train)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one, scalings.inputs) for one in seeds]
+            columns = shown(self, train, scalings.inputs)
+            models = [self._build(train.x, size, one, columns) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -398,8 +399,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, x: Array, size: int, seed: int, scaling: Scaling) -> UDN:
-        return build(self, x, size, seed, scaling)
+    def _build(self, x: Array, size: int, seed: int, columns: dict[str, Any]) -> UDN:
+        return build(self, x, size, seed, columns)
 
     # scikit-learn
 

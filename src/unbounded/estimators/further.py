@@ -6,6 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from unbounded.estimators.auto import choose_batch_size
+from unbounded.estimators.building import shown
 from unbounded.estimators.ensemble import TrainedModels, Training
 from unbounded.estimators.rows import Array, WeightedRows, merge
 from unbounded.steps.batches import batches
@@ -29,7 +30,8 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
     rows = merge(*rows)
     if first:
         scalings = estimator._scalings(rows)
-        model = estimator._build(rows.x, size, int(rng.randint(2**31 - 1)), scalings.inputs)
+        columns = shown(estimator, rows, scalings.inputs)
+        model = estimator._build(rows.x, size, int(rng.randint(2**31 - 1)), columns)
         none = Training(History(), 0, "partial_fit")
         estimator._keep(TrainedModels([model], scalings, none), 0)
         estimator.refit_history_ = None

@@ -150,9 +150,13 @@ def _knots(value: Any, where: str) -> list[float]:
     return numbers
 
 
-# What files of earlier versions do not have.
-_RAMPS: Mapping[str, Check] = {"knots": list_of(_knots, most=1 << 16)}
-_MAYBE: dict[Any, Mapping[str, Check]] = {TableDense: _RAMPS, TrunkDense: _RAMPS}
+# What files of earlier versions do not have. A threshold is a column and a number.
+_SHAPES: Mapping[str, Check] = {
+    "knots": list_of(_knots, most=1 << 16),
+    "steps": list_of(list_of(real(), least=2, most=2)),
+    "height": _POSITIVE,
+}
+_MAYBE: dict[Any, Mapping[str, Check]] = {TableDense: _SHAPES, TrunkDense: _SHAPES}
 
 # The only names that a file can ask for, and their arguments. A file never names a module or an
 # import path.

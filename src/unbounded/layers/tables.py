@@ -1,7 +1,7 @@
 """Dense layers for the columns of a table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,8 +26,9 @@ class TableDense(PreNormDense):
     small form of RealMLP, Holzmüller et al., 2024). To these, where there are knots, a piecewise
     linear function of the column is added: a sum of ramps, each of which rises from one knot to the
     next, for targets that change at thresholds. The ramps' weights start at zero and learn slowly,
-    so that smooth targets are left to the waves. Heads start at zero: the first prediction is the
-    mean of the targets, or all classes alike.
+    so that smooth targets are left to the waves. Where classes change at a known threshold t of a
+    column, a step goes along as a number of its own: ±`height`/2, by whether x > t. Heads start at
+    zero: the first prediction is the mean of the targets, or all classes alike.
 
     Args:
         in_features: columns, about in units of their spread.
@@ -40,6 +41,8 @@ class TableDense(PreNormDense):
         spread: standard deviation of the first a_k.
         knots: for each embedded column two or more numbers that ascend, between which ramps rise;
             none: no ramps.
+        steps: pairs (column, t) of thresholds.
+        height: of a step. Low ones are learnt after what is smooth.
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
@@ -56,6 +59,8 @@ class TableDense(PreNormDense):
         embedding: int = 4,
         spread: float = 0.1,
         knots: Sequence[Sequence[float]] = (),
+        steps: Iterable[Sequence[float]] = (),
+        height: float = 0.3,
         activation: str | Activation = "silu",
         **rest: Any,
     ):
@@ -75,6 +80,16 @@ class TableDense(PreNormDense):
         self.spread = float(spread)
         self.knots = [[float(knot) for knot in column] for column in knots]
         _check_knots(self.knots, len(self.embedded))
+        self.steps = [(int(column), float(threshold)) for column, threshold in steps]
+        for column, threshold in self.steps:
+            if not 0 <= column < self.in_features or not math.isfinite(threshold):
+                raise ValueError(
+                    f"steps must be pairs of a column from 0 to {self.in_features - 1} and a "
+                    f"finite threshold, got {(column, threshold)}"
+                )
+        if not 0 < height < math.inf:
+            raise ValueError(f"height must be positive, got {height}")
+        self.height = float(height)
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
@@ -93,14 +108,18 @@ class TableDense(PreNormDense):
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
-        return {
+        found = {
             **super().config(),
             "embedded": self.embedded,
             "frequencies": self.frequencies,
             "embedding": self.embedding,
             "spread": self.spread,
-            **({"knots": self.knots} if self.knots else {}),
         }
+        if self.knots:  # those without can be read by earlier versions
+            found["knots"] = self.knots
+        if self.steps:
+            found |= {"steps": [list(step) for step in self.steps], "height": self.height}
+        return found
 
     def _waves(self) -> "Waves":
         """What the first layer makes of the columns."""
@@ -111,6 +130,8 @@ class TableDense(PreNormDense):
             self.embedding,
             self.spread,
             self.knots,
+            self.steps,
+            self.height,
         )
 
 
@@ -128,7 +149,7 @@ def _check_knots(knots: Sequence[Sequence[float]], columns: int) -> None:
 
 
 class Waves(nn.Module):
-    """Columns with their periodic embeddings: `(batch, column)` → `(batch, out_features)`.
+    """Columns with embeddings and steps: `(batch, column)` → `(batch, out_features)`.
 
     Args:
         columns: how many there are.
@@ -137,11 +158,15 @@ class Waves(nn.Module):
         size: numbers that an embedded column becomes.
         spread: standard deviation of the first frequencies.
         knots: of the ramps, for each embedded column; none: no ramps.
+        steps: pairs of a column and a threshold.
+        height: of a step.
     """
 
     columns: Tensor
     left: Tensor | None  # (column, ramp): where ramps begin to rise
-    steps: Tensor | None  # (column, ramp): how far it is from there to their end
+    lengths: Tensor | None  # (column, ramp): how far it is from there to their end
+    stepped: Tensor
+    thresholds: Tensor
 
     def __init__(
         self,
@@ -151,12 +176,19 @@ class Waves(nn.Module):
         size: int,
         spread: float,
         knots: Sequence[Sequence[float]] = (),
+        steps: Sequence[tuple[int, float]] = (),
+        height: float = 0.3,
     ):
         super().__init__()
         count = len(embedded)
-        self.out_features = columns + count * (size - 1)
-        self.takes_all, self.takes_none = count == columns, not count
+        self.out_features = columns + count * (size - 1) + len(steps)
+        self.takes_all, self.takes_none, self.has_steps = count == columns, not count, bool(steps)
         self.register_buffer("columns", torch.tensor(embedded, dtype=torch.long), persistent=False)
+        self.height = height
+        stepped, thresholds = [column for column, _ in steps], [place for _, place in steps]
+        self.register_buffer("stepped", torch.tensor(stepped, dtype=torch.long), persistent=False)
+        places = torch.tensor(thresholds, dtype=torch.get_default_dtype())
+        self.register_buffer("thresholds", places, persistent=False)
         self.factor = nn.Parameter(torch.ones(columns))
         self.frequency = nn.Parameter(torch.randn(count, frequencies) * spread)
         self.phase = nn.Parameter(torch.rand(count, frequencies) - 0.5)
@@ -167,58 +199,66 @@ class Waves(nn.Module):
         self.ramps = nn.Parameter(torch.zeros(count, most, size - 1)) if most else None
         # Columns with fewer ramps than others have some that begin where no value is.
         left = [[*column[:-1], *[_FAR] * (most - len(column) + 1)] for column in knots]
-        steps = [
+        lengths = [
             [b - a for a, b in pairwise(column)] + [1.0] * (most - len(column) + 1)
             for column in knots
         ]
-        for name, numbers in (("left", left), ("steps", steps)):
+        for name, numbers in (("left", left), ("lengths", lengths)):
             tensor = torch.tensor(numbers, dtype=torch.float64).to(self.bias) if knots else None
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The columns, then what their waves and ramps give."""
-        columns = input * self.factor
-        if self.takes_none:
-            return columns
+        """The columns, then what their waves and ramps give, then the steps."""
+        parts = [input * self.factor]
+        if not self.takes_none:
+            parts.append(self._mixed(input, parts[0]))
+        if self.has_steps:
+            above = input[..., self.stepped] > self.thresholds
+            parts.append((above.to(input.dtype) - 0.5) * self.height)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _mixed(self, input: Tensor, columns: Tensor) -> Tensor:
+        """What waves and ramps make of the embedded columns."""
         chosen = columns if self.takes_all else columns[..., self.columns]
         waves = torch.cos(2 * math.pi * (chosen[..., None] * self.frequency + self.phase))
         # A product a column: (column, batch, frequencies) · (column, frequencies, size − 1).
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
-        if self.ramps is not None and self.left is not None and self.steps is not None:
+        if self.ramps is not None and self.left is not None and self.lengths is not None:
             own = input if self.takes_all else input[..., self.columns]
-            ramps = ((own[..., None] - self.left) / self.steps).clamp(0, 1) - 0.5
+            ramps = ((own[..., None] - self.left) / self.lengths).clamp(0, 1) - 0.5
             mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps, alpha=_SLOWLY)
-        return torch.cat([columns, mixed.transpose(0, 1).flatten(1)], 1)
+        return mixed.transpose(0, 1).flatten(1)
 
     def in_numpy(self) -> Function:
         """The same of arrays, for few rows."""
         factor, frequency, phase = map(values, (self.factor, self.frequency, self.phase))
         weight, bias = values(self.weight), values(self.bias)
         chosen = None if self.takes_all else self.columns.numpy()
-        count, numbers = len(factor), self.out_features
+        stepped, thresholds = self.stepped.numpy(), values(self.thresholds)
+        height, numbers = self.height, self.out_features
+        count, end = len(factor), numbers - len(stepped)
         ramps = None
-        if self.ramps is not None and self.left is not None and self.steps is not None:
+        if self.ramps is not None and self.left is not None and self.lengths is not None:
             # Half of a number is exact.
-            ramps = values(self.left), values(self.steps), values(self.ramps) * _SLOWLY
+            ramps = values(self.left), values(self.lengths), values(self.ramps) * _SLOWLY
 
         def function(x: Floats) -> Floats:
-            columns = x * factor
-            if not len(weight):
-                return columns
-            # Operation by operation as above: angles may be large, and each rounding would show.
-            angles = (columns if chosen is None else columns[:, chosen])[..., None] * frequency
-            angles += phase
-            angles *= 2 * math.pi
-            mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight)
-            if ramps is not None:
-                left, steps, weights = ramps
-                rises = ((x if chosen is None else x[:, chosen])[..., None] - left) / steps
-                rises = np.clip(rises, 0, 1, out=rises) - 0.5
-                mixed += np.matmul(rises.swapaxes(0, 1), weights)
-            mixed = mixed.swapaxes(0, 1)
             found = np.empty((len(x), numbers))
-            found[:, :count] = columns
-            np.add(mixed, bias, out=found[:, count:].reshape(mixed.shape))
+            columns = np.multiply(x, factor, out=found[:, :count])
+            if len(weight):
+                # Operation by operation as above: angles may be large, and roundings would show.
+                angles = (columns if chosen is None else columns[:, chosen])[..., None] * frequency
+                angles += phase
+                angles *= 2 * math.pi
+                mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight)
+                if ramps is not None:
+                    left, lengths, weights = ramps
+                    rises = ((x if chosen is None else x[:, chosen])[..., None] - left) / lengths
+                    rises = np.clip(rises, 0, 1, out=rises) - 0.5
+                    mixed += np.matmul(rises.swapaxes(0, 1), weights)
+                found[:, count:end] = (mixed.swapaxes(0, 1) + bias).reshape(len(x), -1)
+            if len(stepped):
+                found[:, end:] = ((x[:, stepped] > thresholds) - 0.5) * height
             return found
 
         return function

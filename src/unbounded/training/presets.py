@@ -67,9 +67,8 @@ class Preset:
         in_features: int,
         width: int,
         out_features: int,
-        numbers: Sequence[int],
         members: int | None = None,
-        knots: Sequence[Sequence[float]] = (),
+        **columns: Any,
     ) -> Layers:
         """The layers for a table.
 
@@ -77,18 +76,19 @@ class Preset:
             in_features: columns.
             width: of hidden states.
             out_features: of the heads.
-            numbers: columns with more than two values.
             members: how many share the layers of the preset "tables"; None for a lone network.
-            knots: of these columns, between which ramps rise (`TableDense`); none: no ramps.
+            columns: what `TableDense` is told of the columns.
         """
         if self.layers is not TableDense:
             return self.layers(in_features, width, out_features)
-        if len(numbers) > _MOST_EMBEDDED:
-            numbers, knots = (), ()
-        more: dict[str, Any] = {"embedded": numbers, "knots": knots}
         if members is not None:
-            return TrunkDense(in_features, width, out_features, members=members, **more)
-        return self.layers(in_features, width, out_features, **more)
+            return TrunkDense(in_features, width, out_features, members=members, **columns)
+        return self.layers(in_features, width, out_features, **columns)
+
+    def embeds(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Which of the columns with more than two values the first layer looks at closely."""
+        is_taken = self.layers is TableDense and len(numbers) <= _MOST_EMBEDDED
+        return numbers if is_taken else ()
 
     def fitting(
         self, family: DepthFamily, validates: bool, done: Callable[[int], float] | None = None
