@@ -170,11 +170,13 @@ def test_columns_with_more_than_two_values():
 
 
 def test_the_preset_embeds_numbers_and_not_too_many():
-    built = PRESETS["tables"].built(4, 8, 1, [1, 3])
+    tables, settled = PRESETS["tables"], PRESETS["settled"]
+    built = tables.built(4, 8, 1, embedded=tables.embeds([1, 3]))
     assert isinstance(built, ub.TableDense)
     assert built.embedded == [1, 3]
-    assert PRESETS["tables"].built(400, 8, 1, range(300)).embedded == []
-    assert type(PRESETS["settled"].built(4, 8, 1, [1])) is ub.PreNormDense
+    assert not tables.embeds(range(300))
+    assert not settled.embeds([1])
+    assert type(settled.built(4, 8, 1)) is ub.PreNormDense
 
 
 def test_the_rate_rises_and_then_falls():
