@@ -13,6 +13,7 @@ from sklearn.datasets import make_friedman1
 
 import unbounded as ub
 from unbounded import UDNClassifier, UDNRegressor
+from unbounded.estimators.levels import EDGES, Levels
 from unbounded.exporting import ExportError, columns, export
 from unbounded.exporting.operators import OPERATORS
 from unbounded.likelihoods import InputNoise
@@ -133,6 +134,7 @@ def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
     model = UDNRegressor(**SHORT, n_members=2, depth=ub.FixedDepth(2)).fit(X, y)
     for member in model.members_:
         member.likelihood.noise.bend([([-1.0, 0.5], [-0.3, 0.4])])
+    model.levels_ = [Levels((EDGES**2).tolist())]  # as if held-out rows had asked for them
     done = export(model, tmp_path / "m.onnx", quantiles=(0.1, 0.9))
     assert done.inputs == [{"name": "x", "kind": "float64", "expects": "rows of shape 5"}]
     found = run(tmp_path / "m.onnx", {"x": X})
@@ -152,6 +154,7 @@ def test_several_targets_of_a_shared_trunk(friedman, tmp_path):
     X, y = friedman
     shared = {"n_members": 3, "ensemble": "shared", "depth": ub.FixedDepth(1)}
     model = UDNRegressor(**SHORT, **shared).fit(X, np.stack([y, y**2], 1))
+    model.levels_ = [None, Levels((EDGES**2).tolist())]
     export(model, tmp_path / "m.pt2", quantiles=(0.5, 0.9))
     found = torch.export.load(tmp_path / "m.pt2").module()(torch.from_numpy(X))
     np.testing.assert_allclose(found["mean"], model.predict(X), rtol=1e-4)

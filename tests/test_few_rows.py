@@ -275,7 +275,9 @@ def test_held_out_rows_are_predicted_once(friedman, monkeypatch, calibrate):
     # What is kept of them is of the model as it is now, noise calibrated.
     held = rows_of(model, X, y)
     mean, std = model.predict(held[0], return_std=True)
-    expected = np.sort(np.abs(held[1] - mean) / std)
+    # Caution widened the noise by a standard error of its logarithm, which scores do not undo.
+    wider = np.exp(1 / np.sqrt(2 * 12)) if calibrate else 1.0
+    expected = np.sort(np.abs(held[1] - mean) / std) * wider
     np.testing.assert_allclose(model.conformal_scores_[:, 0], expected, rtol=1e-4)
 
 

@@ -111,11 +111,15 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         wanted = np.asarray(q, np.float64).reshape(-1)
         if not ((wanted > 0) & (wanted < 1)).all():
             raise ValueError(f"quantile levels must be strictly between 0 and 1, got {q}")
-        asked = [wanted if one is None else one.nominal(wanted) for one in self.levels_]
+        asked = self._asked(wanted)
         distinct = np.unique(asked)
         found = prediction.quantile(distinct.tolist()).cpu().numpy()
         columns = (found[np.searchsorted(distinct, one), :, k] for k, one in enumerate(asked))
         return np.stack(list(columns), 2)
+
+    def _asked(self, levels: Floats) -> list[Floats]:
+        """For each target the levels at which its mixture has quantiles at these."""
+        return [levels if one is None else one.nominal(levels) for one in self.levels_]
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Floats, Floats]:
         """Lower and upper ends that hold the target with this probability, by conformal prediction.

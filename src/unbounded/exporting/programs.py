@@ -34,9 +34,11 @@ class Mixture(nn.Module):
         members: frozen networks; all count the same.
         levels: of the quantiles of a number; none are given without.
         center, scale: of each target, by which numbers come into its units; None: they have them.
+        asked: for each target the levels at which its mixture has these quantiles, if others
+            (`UDNRegressor.levels_`).
     """
 
-    at: Tensor  # (level,)
+    at: Tensor  # (level,), or one after another those of each target
     one: Tensor  # ()
     center: Tensor  # (target,)
     scale: Tensor  # (target,)
@@ -48,6 +50,7 @@ class Mixture(nn.Module):
         center: Any = None,
         scale: Any = None,
         single: bool = False,
+        asked: Sequence[Sequence[float]] = (),
     ):
         super().__init__()
         self.members = nn.ModuleList(members)
@@ -58,7 +61,9 @@ class Mixture(nn.Module):
         if not all(0 < level < 1 for level in self.levels):
             raise ValueError(f"quantiles must be strictly between 0 and 1, got {list(levels)}")
         like = members[0].depth_probs
-        self.register_buffer("at", torch.tensor(self.levels, dtype=torch.float64).to(like))
+        self.targets = max(1, len(asked))
+        at = [level for own in asked for level in own] if asked else self.levels
+        self.register_buffer("at", torch.tensor(at, dtype=torch.float64).to(like))
         self.register_buffer("one", torch.ones(()).to(like))
         self.in_units = center is not None
         if self.in_units:
@@ -90,13 +95,22 @@ class Mixture(nn.Module):
         """Mean, standard deviation and quantiles, `(batch, …)`."""
         found = {"mean": prediction.mean, "sd": prediction.variance.sqrt()}
         if self.levels:
-            found["quantiles"] = prediction.quantile_at(self.at, _PARTS).movedim(0, 1)
+            found["quantiles"] = self._quantiles(prediction).movedim(0, 1)
         if self.in_units:
             found = {name: value.double() * self.scale for name, value in found.items()}
             found = {n: v if n == "sd" else v + self.center for n, v in found.items()}
         if self.single:
             found = {name: value[..., 0] for name, value in found.items()}
         return found
+
+    def _quantiles(self, prediction: GaussianPrediction) -> Tensor:
+        """`(level, batch, …)`."""
+        found = prediction.quantile_at(self.at, _PARTS)
+        if self.targets == 1:
+            return found
+        each = len(self.levels)
+        own = [found[k * each : (k + 1) * each, :, k] for k in range(self.targets)]
+        return torch.stack(own, -1)
 
 
 class TableProgram(nn.Module):
@@ -259,6 +273,7 @@ def of_estimator(
         scaling = estimator.target_scaling_
         units = {"center": scaling.center, "scale": scaling.scale}
         units["single"] = estimator._single_target
+        units["asked"] = estimator._asked(np.array(levels)) if levels else ()
     mixture = Mixture([_single(m.freeze()) for m in estimator.members_], levels, **units)
     encoded = encoding if encoding is not None else estimator.encoding_
     given: Any

@@ -226,7 +226,7 @@ class Waves(nn.Module):
         if self.ramps is not None and self.left is not None and self.lengths is not None:
             own = input if self.takes_all else input[..., self.columns]
             ramps = ((own[..., None] - self.left) / self.lengths).clamp(0, 1) - 0.5
-            mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps, alpha=_SLOWLY)
+            mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps * _SLOWLY)
         return mixed.transpose(0, 1).flatten(1)
 
     def in_numpy(self) -> Function:
