@@ -79,9 +79,9 @@ def test_progress_goes_to_standard_error(tmp_path, capsys) -> None:
 
 
 def test_it_learns_and_depth_follows(tmp_path) -> None:
-    found = demo.run(tmp_path / "page.html", epochs=120, progress=False)
+    found = demo.run(tmp_path / "page.html", omega=2.0, epochs=120, progress=False)
     means = found.fit.history["depth_mean"]
-    assert abs(means[-1] - means[0]) > 0.4
+    assert means[-1] < means[0] - 0.4  # an easy spiral needs less than what is looked at first
     born = [row["depth"] for row in found.fit.history.births]
     assert born == list(range(10, found.model.network.num_layers + 1))
     assert born

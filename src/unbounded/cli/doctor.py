@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "images": ("folders of pictures", ("pillow",)),
     "tensorboard": ("training curves in TensorBoard", ("tensorboard",)),
     "cluster": ("Dask and Ray beside BatchPredictor", ("dask", "ray")),
+    "baselines": ("NODE, ANODE and MDEQ beside the UDN", ("torchdiffeq", "torchdeq")),
     "rivals": ("the rivals of python -m benchmarks.tables", ("catboost", "pytabkit")),
 }
 """Of each extra what it is for, and its packages."""
