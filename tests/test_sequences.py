@@ -302,7 +302,13 @@ def test_a_rule_looks_at_fresh_rows_before_they_are_trained_on():
     layers = ub.TransformerLayers(V, 8, heads=2)
     net = ub.UDN(layers, ub.Tokens(V), ub.TruncatedNormal(2.0, 1.0))
     fresh = ub.UDN(layers, ub.Tokens(V), ub.TruncatedNormal(2.0, 1.0))
-    ub.fit(net, ub.Stream(draw, 1, 1000), epochs=1, depth_rule=Noting(reference=(2.0, 1.0)), progress=False)
+    ub.fit(
+        net,
+        ub.Stream(draw, 1, 1000),
+        epochs=1,
+        depth_rule=Noting(reference=(2.0, 1.0)),
+        progress=False,
+    )
     x, y = draw(torch.Generator().manual_seed(net.seed))
     ((log_lik, guess, weights),) = seen
     assert weights.tolist() == [1, 5, 5, 5]
