@@ -491,7 +491,9 @@ def test_inspect_shows_what_a_file_holds(files, tmp_path, capsys):
     assert "a network of unbounded depth" in ok(capsys, "inspect", tmp_path / "plain.udn")
     layers = TableDense(2, 4, 2, steps=[(0, 0.5), (1, -0.25)])
     save(UDN(layers, Categorical(2)), tmp_path / "steps.udn")
-    assert "steps=[2 lists of 2 numbers], height=0.3" in ok(capsys, "inspect", tmp_path / "steps.udn")
+    assert "steps=[2 lists of 2 numbers], height=0.3" in ok(
+        capsys, "inspect", tmp_path / "steps.udn"
+    )
 
 
 def test_report_with_and_without_a_table(files, tmp_path, capsys):
