@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from unbounded.baselines.whole import Whole
-from unbounded.layers.convolutional import Norm, Pointwise, Stem
+from unbounded.layers.convolutional import Norm, Stem, shortcut
 
 
 class ResNet18(Whole):
@@ -58,11 +58,7 @@ class BasicBlock(nn.Module):
         self.norm1 = Norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = Norm(outputs)
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                Pointwise(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""

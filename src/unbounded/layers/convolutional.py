@@ -265,11 +265,7 @@ class Bottleneck(PooledLayer):
         self.norm2 = Norm(inner)
         self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
         self.norm3 = Norm(outputs)
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                Pointwise(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, input: Tensor) -> Tensor:
         """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
@@ -278,3 +274,10 @@ class Bottleneck(PooledLayer):
         hidden = self.norm3(self.conv3(hidden))
         passed = input if self.shortcut is None else self.shortcut(input)
         return torch.relu(hidden + passed)
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    """What brings a block's input to the shape of its output; None where it has that already."""
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(Pointwise(inputs, outputs, 1, stride=stride, bias=False), Norm(outputs))
