@@ -289,7 +289,7 @@ def test_training_rows_stand_in_while_nothing_generalises():
 
 
 def test_noise_alone_earns_no_layer():
-    family, _ = made_up(2, noise=0.5, start=8.0)
+    family, _ = made_up(2, noise=0.5, epochs=600, start=8.0)
     assert family.mode() <= 4
 
 

@@ -198,7 +198,7 @@ class PreNormDense(Dense):
     is_pre_norm = True
     # Deeper than other layers' own: to come down from there loses little, to climb is slow, since
     # the heads of one network that are neighbours soon agree.
-    reference = (9.0, 5.0)
+    reference = (12.0, 6.0)
 
 
 class DenseLayer(nn.Linear):

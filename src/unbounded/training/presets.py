@@ -125,8 +125,9 @@ def cosine(done: float) -> float:
 
 
 def _for_tables() -> DepthRule:
-    """Held-out rows are few in a small table, and errors large: little is lost for a depth."""
-    rule = HeldOutAscent()
+    """Held-out rows are few in a small table, and errors large: little is lost for a depth, and a
+    layer has to be worth more than elsewhere."""
+    rule = HeldOutAscent(price=1.0, floor=10.0)
     rule.slack = 0.25
     return rule
 

@@ -249,6 +249,17 @@ def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
             f"one depth on {starts[0]} of {starts[1]} problems"
         )
         words += f", and both lengths on {lengths[0]} of {lengths[1]}." if lengths[1] else "."
+    longer = [one.longer for one in verdicts if one.longer is not None]
+    if longer:
+        held, chosen, sparing = (
+            share(longer, field)[0] for field in ("regret", "as_chosen", "parsimony")
+        )
+        words += (
+            f" The longer training takes {costs(longer)[1]:.2f} of the search's arithmetic. Judged "
+            f"by the same lines, beside fixed depths of the usual length, it is within one "
+            f"standard error of the best on {held} of {len(longer)} problems, at least as good as "
+            f"the depth that validation chooses on {chosen}, and parsimonious on {sparing}."
+        )
     return words
 
 

@@ -65,6 +65,8 @@ class Verdict:
         last_start: whether E[ℓ] of the last epoch, not of the best one, is the same from all
             starts.
         last_length: the same for the longer training.
+        longer: the verdict on the UDN that trains longer, against the same fixed depths: what one
+            network is worth that takes up more of the search's cost.
     """
 
     problem: Row
@@ -93,6 +95,7 @@ class Verdict:
     length: bool | None
     last_start: bool | None
     last_length: bool | None
+    longer: "Verdict | None" = None
 
     @property
     def chosen(self) -> bool | None:
@@ -175,7 +178,13 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         length=None if long_mean is None else near([udn.depth_mean, long_mean]),
         last_start=near([s.last_depth_mean for s in starts]) if len(starts) > 1 else None,
         last_length=None if long_last is None else near([udn.last_depth_mean, long_last]),
+        longer=verdict(problem, [*search, *dun, *_as_usual(longer, start)], start),
     )
+
+
+def _as_usual(rows: Sequence[Row], start: float) -> list[Row]:
+    """Runs of the longer training in place of the usual ones."""
+    return [{**row, "length": 1, "start": start} for row in rows]
 
 
 def by(rows: Iterable[Row], field: str, accept: Callable[[Row], bool]) -> dict[Any, list[Row]]:
