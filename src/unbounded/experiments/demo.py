@@ -6,6 +6,7 @@ at the end q(ℓ) is narrow, and the page shows when it came to rest. The weight
 cosine. `--preset paper` has the paper's family, layers and rule for λ instead.
 """
 
+import itertools
 import math
 import textwrap
 from dataclasses import dataclass
@@ -198,6 +199,10 @@ def _rest(result: FitResult) -> str:
 
 
 def _births(result: FitResult) -> str:
-    births = [f"{row['depth']} (epoch {row['epoch']})" for row in result.history.births]
+    births = []
+    for epoch, rows in itertools.groupby(result.history.births, key=lambda row: row["epoch"]):
+        depths = [row["depth"] for row in rows]
+        several = f"–{depths[-1]}" if len(depths) > 1 else ""
+        births.append(f"{depths[0]}{several} (epoch {epoch})")
     text = f"Layers born during training: {', '.join(births) or 'none'}"
     return textwrap.fill(text, 88)
