@@ -2,7 +2,11 @@
 
 import ast
 import io
+import os
+import re
+import shutil
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -163,12 +167,17 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     assert set(seen) == {1, 2, 3, 4}
 
 
+def track(monkeypatch, folder):
+    """Have MLflow write to a folder, by the environment alone: its own state outlives a test."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (folder / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "spirals")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow(tmp_path, monkeypatch):
     mlflow = extra("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri(tmp_path.as_uri())
-    mlflow.set_experiment("spirals")
+    track(monkeypatch, tmp_path)
     found = ub.fit(
         model(), *classes(32), epochs=2, callbacks=[integrations.MLflow(every=1)], **QUICK
     )
@@ -466,3 +475,75 @@ def test_names_are_there_and_import_nothing_until_used():
     modules = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert modules
     assert all(name == "typing" or name.startswith("unbounded.training.") for name in modules)
+
+
+# Compilers and the page about all of this ---------------------------------------------------------
+
+
+@pytest.fixture
+def compiler():
+    """Of `torch.compile`, without what earlier tests left and with its own warnings let be."""
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.compiler.reset()
+
+
+def check_compiled(backend, layers):
+    x, y = classes(32)
+    plain, model = (
+        ub.UDN(layers(2, 4, 2), ub.Categorical(2), ub.FixedDepth(2), seed=0) for _ in range(2)
+    )
+    compiled = torch.compile(model, backend=backend)
+    torch._dynamo.utils.counters.clear()
+    options = {"epochs": 2, "batch_size": 16, "progress": False, "validation": (x, y)}
+    one, other = ub.fit(plain, x, y, **options), ub.fit(compiled, x, y, **options)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+    assert other.history["elbo"] == pytest.approx(one.history["elbo"], rel=1e-5)
+    assert_same(state_of(plain), state_of(model), 1e-5)
+    outputs, q = torch.compile(model.freeze(), backend=backend)(x)
+    expected, log_q = plain.freeze()(x)
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(q, log_q)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("layers", [ub.Dense, ub.ResidualDense, ub.PreNormDense])
+def test_a_compiled_model_is_the_plain_one(layers):
+    """Traced, with gradients by ahead-of-time autograd; no code of a machine is made."""
+    check_compiled("aot_eager", layers)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.skipif("CI" not in os.environ, reason="half a minute of a C++ compiler; set CI=1")
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="needs a C++ compiler")
+def test_a_model_that_is_compiled_to_the_end():
+    check_compiled("inductor", ub.ResidualDense)
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text(encoding="utf-8")
+FIRST, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def packages_of(block):
+    """What a block says must be installed."""
+    return re.findall(r"^# pip install 'unbounded\[(\w+)\]'$", block, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_page_runs(number, tmp_path, monkeypatch):
+    for name in packages_of(BLOCKS[number]):
+        extra(name)
+    monkeypatch.chdir(tmp_path)
+    track(monkeypatch, tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    namespace = {}
+    for block in (FIRST, BLOCKS[number]):
+        exec(compile(block, f"docs/integrations.md, block {number + 2}", "exec"), namespace)
+
+
+def test_every_extra_has_an_example():
+    named = {name for block in BLOCKS for name in packages_of(block)}
+    assert named == {"accelerate", "lightning", "mlflow", "optuna", "rich", "tensorboard", "wandb"}
