@@ -12,7 +12,7 @@ the CPU build, `make setup PIP_EXTRA_INDEX_URL=ADDRESS`, or another build, `make
 endef
 export NO_TORCH
 
-.PHONY: help setup lock demo test lint format types unit benchmark clean
+.PHONY: help setup lock demo test lint format types unit benchmark audit dist clean
 
 help:  ## show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,15 @@ format: setup  ## put the code into the house format
 
 benchmark: setup  ## print the table of speed ratios
 	$(BIN)/python -m benchmarks
+
+audit: setup  ## ask whether known vulnerabilities concern the locked versions
+	$(BIN)/python tools/audit.py
+
+dist: setup  ## build wheel and source archive into dist/ and check both
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/wheel.py dist/*.whl
 
 clean:  ## remove what make created
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis report.html

@@ -186,8 +186,8 @@ def import_time() -> Figure:
         ours,
         reference,
         ours / reference,
-        "≤ 1.3",
-        ours <= 1.3 * reference,
+        "≤ 1.1",
+        ours <= 1.1 * reference,
     )
 
 

@@ -22,7 +22,7 @@ ROOMS = [
     {"steps"},
     {"engines"},
     {"training"},
-    {"metrics", "data", "baselines", "report"},
+    {"metrics", "data", "baselines", "report", "integrations"},
     {"tables", "estimators"},
     {"exporting"},
     {"experiments"},

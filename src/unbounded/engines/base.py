@@ -158,9 +158,26 @@ class Engine(ABC):
     def step_schedulers(self, model: int, score: float) -> None:  # noqa: B027 (not all have any)
         """After an epoch: schedulers that go by epochs, or by a score."""
 
+    def step_terms(self) -> list[Row | None]:
+        """The number of each model's last step and its terms, None for who trains no more.
+
+        A host read, for callbacks of single steps alone; it comes after every step or after none.
+        """
+        raise refuse(self, "callbacks with on_step_end", "it keeps no terms of single steps")
+
     def optimizer(self, model: int) -> Any:
         """The optimiser of a model, where it has one of its own."""
         return None
+
+
+def set_words(name: str) -> str:
+    """What a set is called in messages."""
+    return "validation" if name == VALIDATION else name
+
+
+def step_row(step: int, terms: Sequence[float]) -> Row:
+    """What callbacks are told of a model's step."""
+    return {"step": step, **dict(zip(TERMS, terms, strict=True))}
 
 
 def refuse(engine: Engine, option: str, instead: str) -> ValueError:

@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from unbounded import growth, trees
 from unbounded.engines import held_out, sharing
 from unbounded.engines.averages import MovingAverage
-from unbounded.engines.base import TERMS, VALIDATION, Birth, Engine, Row, TrainingTask
+from unbounded.engines.base import (
+    TERMS,
+    VALIDATION,
+    Birth,
+    Engine,
+    Row,
+    TrainingTask,
+    set_words,
+    step_row,
+)
+from unbounded.engines.member import Member
 from unbounded.engines.states import check_member, load_member, load_model, save_member
 from unbounded.files import FileError, under
 from unbounded.model import UDN
@@ -22,56 +32,20 @@ from unbounded.parallel import batch_norm
 from unbounded.schema import anything, list_of, real, record
 from unbounded.steps.batches import (
     Batch,
-    Batches,
     LoaderBatches,
     batches,
     check_processes,
     check_shapes,
     training_batches,
 )
-from unbounded.steps.depth_rules import DepthRule
 from unbounded.steps.images import ImageBatches
 from unbounded.steps.optimizers import make_optimizer, optimizer_kind
-from unbounded.steps.options import FitOptions
 from unbounded.steps.scoring import SetScores
 from unbounded.steps.step import step_with
 from unbounded.steps.streams import StreamBatches
 
 # Rows scored at a time. Large, since no gradients are kept; small enough for hidden states.
 _SCORING_ROWS = 8192
-
-
-@dataclass
-class Member:
-    """One model in training, with all that belongs to it."""
-
-    number: int
-    model: UDN
-    call: Callable[..., Tensor]
-    options: FitOptions
-    data: Batches
-    scores: SetScores
-    optimizer: torch.optim.Optimizer
-    scheduler: LRScheduler | ReduceLROnPlateau | None
-    scaler: torch.amp.GradScaler | None
-    average: MovingAverage | None
-    base_rates: list[float]  # learning rates of the groups before any schedule
-    found: list[dict[str, Any]]  # options of the groups before a scheduler touched them
-    fresh: held_out.FreshRows | None  # what came from a stream in this epoch
-    steps: int = 0
-    alive: bool = True
-    failure: str | None = None
-    too_deep: str | None = None  # why it cannot grow any further
-    terms: list[Tensor] = field(default_factory=list)
-    best: tuple[int, dict[str, Tensor]] | None = None  # number of layers, state
-    iterator: Iterator[Batch] = field(default_factory=lambda: iter(()))
-    extra: Any = None  # what an engine keeps of this model
-
-    @property
-    def judge(self) -> DepthRule | None:
-        """The depth rule, if it is one that looks at held-out rows."""
-        rule = self.options.depth_rule
-        return rule if rule is not None and rule.needs_held_out else None
 
 
 class Eager(Engine):
@@ -137,6 +111,13 @@ class Eager(Engine):
             if member.options.schedule_every == "step" and isinstance(scheduler, LRScheduler):
                 scheduler.step()
         return more
+
+    def step_terms(self) -> list[Row | None]:
+        """By what the step has noted for the epoch's row."""
+        return [
+            step_row(m.steps, torch.stack(m.terms[-3:]).tolist()) if m.alive and m.terms else None
+            for m in self.members
+        ]
 
     def end_epoch(self) -> list[Row | None]:
         """Means of the terms, the depth, and the scores of each model: one host read each."""
@@ -325,7 +306,7 @@ class Eager(Engine):
         )
         sets = {
             name: batches(
-                each[number], model, what=_words(name), batch_size=_SCORING_ROWS, many=True
+                each[number], model, what=set_words(name), batch_size=_SCORING_ROWS, many=True
             )
             for name, each in task.sets.items()
         }
@@ -440,7 +421,3 @@ class Eager(Engine):
                 held_out.look(rule, model, member.scores)
                 row |= rule.columns()
         return {"step": member.steps, **row}
-
-
-def _words(name: str) -> str:
-    return "validation" if name == "val" else name

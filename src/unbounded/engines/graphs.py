@@ -12,7 +12,8 @@ from unbounded import trees
 from unbounded.engines import sharing
 from unbounded.engines.base import TrainingTask, refuse
 from unbounded.engines.capture import Runner
-from unbounded.engines.eager import Eager, Member
+from unbounded.engines.eager import Eager
+from unbounded.engines.member import Member
 from unbounded.engines.optimizer_states import check_tensor
 from unbounded.engines.states import check_family
 from unbounded.files import FileError

@@ -35,15 +35,15 @@ def check_rule(
 
 
 class FreshRows:
-    """What each depth made of the rows of a stream before they were trained on.
+    """What each depth made of rows that came in batches, as of a stream before it is trained on.
 
     Rows of one epoch are one look. The rule follows rows by their place, and means over time of
     rows that are others each time have just the spread that the rule takes them to have: that of
     independent rows.
     """
 
-    def __init__(self, data: StreamBatches):
-        self.data = data
+    def __init__(self, data: StreamBatches | None = None):
+        self.data = data  # where a checkpoint has to find the place again
         self.weights: Tensor | None = None  # of the rows that were looked at last
         self._seen: list[tuple[Tensor, Batch]] = []
 
@@ -78,6 +78,7 @@ class FreshRows:
 
     def state(self) -> dict[str, Tensor]:
         """How many batches were taken, and the weights that the rule moves by next."""
+        assert self.data is not None
         found = {"taken": torch.tensor(self.data.taken)}
         return found if self.weights is None else {**found, "weights": self.weights}
 
@@ -91,6 +92,7 @@ class FreshRows:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on behind the batches that were taken."""
+        assert self.data is not None
         self.data.skip(int(state["taken"]))
         weights = state.get("weights")
         self.weights = None if weights is None else weights.to(self.data.model.anchor.device)

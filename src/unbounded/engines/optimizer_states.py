@@ -14,7 +14,7 @@ from unbounded.parallel.shards import held_like, local
 from unbounded.schema import FileError, list_of, optional, real, whole, wrong
 
 if TYPE_CHECKING:
-    from unbounded.engines.eager import Member
+    from unbounded.engines.member import Member
 
 # What a scheduler of torch moves; all else are its settings.
 _MOVING = (

@@ -40,7 +40,7 @@ from unbounded.steps.disk import DiskBatches
 
 if TYPE_CHECKING:
     from unbounded.depth import DepthFamily
-    from unbounded.engines.eager import Member
+    from unbounded.engines.member import Member
     from unbounded.model import UDN
 
 _MEMBER = record(

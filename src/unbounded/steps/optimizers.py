@@ -64,7 +64,7 @@ def make_optimizer(
     depth_lr_ratio: float = DEPTH_LR_RATIO,
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """Any `torch.optim` optimiser over `param_groups`.
+    """Any `torch.optim` optimiser over `param_groups`; its `load_state_dict` goes by names.
 
     Args:
         model: the model to train.
@@ -81,7 +81,34 @@ def make_optimizer(
     if "weight_decay" not in kind.__init__.__code__.co_varnames:
         for group in groups:
             group.pop("weight_decay", None)
-    return kind(groups, lr=lr, **options)  # type: ignore[call-arg]
+    optimizer = kind(groups, lr=lr, **options)  # type: ignore[call-arg]
+    optimizer.register_load_state_dict_pre_hook(_by_name)
+    return optimizer
+
+
+def _by_name(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+    """A state in the order of this optimiser's parameters: torch itself goes by position.
+
+    Its parameters stand in the order of their births, which may be another one than that of a
+    model that was built anew: heads of shallower depths may come after deeper ones.
+    """
+    pairs = list(zip(optimizer.param_groups, state["param_groups"], strict=False))
+    if len(optimizer.param_groups) != len(state["param_groups"]) or not all(
+        "param_names" in group for pair in pairs for group in pair
+    ):
+        return None  # torch says what is wrong, or goes by position
+    groups = []
+    for own, saved in pairs:
+        numbers = dict(zip(saved["param_names"], saved["params"], strict=True))
+        if set(numbers) != set(own["param_names"]):
+            odd = min(set(numbers) ^ set(own["param_names"]))
+            raise ValueError(
+                f"{odd} is in one of the optimiser and its saved state only: load the model's "
+                "state first, and have the optimiser take its layers in (unbounded.growth.resize)"
+            )
+        ordered = [numbers[name] for name in own["param_names"]]
+        groups.append({**saved, "param_names": list(own["param_names"]), "params": ordered})
+    return {**state, "param_groups": groups}
 
 
 def optimizer_kind(given: Any) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -17,6 +17,7 @@ from unbounded.steps.step import StepInfo as StepInfo
 from unbounded.steps.step import step as step
 from unbounded.steps.streams import Stream as Stream
 from unbounded.training.callbacks import Callback as Callback
+from unbounded.training.callbacks import Logger as Logger
 from unbounded.training.callbacks import Sharpen as Sharpen
 from unbounded.training.callbacks import TensorBoard as TensorBoard
 from unbounded.training.fit import fit as fit

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +86,16 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def mean_row(given: Sequence[Row | None]) -> Row:
+    """The one row there is, or means of numbers and the largest of counts over several."""
+    rows = [row for row in given if row is not None]
+    if len(rows) < 2:
+        return rows[0] if rows else {}
+    return {
+        name: sum(row[name] for row in rows) / len(rows)
+        if isinstance(value, float)
+        else max(row[name] for row in rows)
+        for name, value in rows[0].items()
+    }

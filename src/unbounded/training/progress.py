@@ -2,10 +2,21 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from unbounded.printing import readable
 from unbounded.training.history import Row
+
+
+def epoch_text(row: Mapping[str, Any], score_name: str) -> str:
+    """What a bar says of an epoch's row of the history."""
+    parts = [f"elbo {row['elbo']:,.1f}"]
+    name = f"val_{score_name}"
+    if name in row:
+        parts.append(f"val {score_name} {row[name]:.4g}")
+    parts += [f"E[ℓ] {row['depth_mean']:.2f}", f"m {row['max_depth']}"]
+    return ", ".join(parts)
 
 
 class Progress:
@@ -37,13 +48,8 @@ class Progress:
         if now - self._last < 0.1 and row["epoch"] < self._bar.total:
             return
         self._last = now
-        parts = [f"elbo {row['elbo']:,.1f}"]
-        name = f"val_{self._score_name}"
-        if name in row:
-            parts.append(f"val {self._score_name} {row[name]:.4g}")
-        parts.append(f"E[ℓ] {row['depth_mean']:.2f}")
-        parts.append(f"m {row['max_depth']}")
-        self._bar.set_postfix_str(readable(", ".join(parts), sys.stderr), refresh=False)
+        text = epoch_text(row, self._score_name)
+        self._bar.set_postfix_str(readable(text, sys.stderr), refresh=False)
         self._bar.update(self._pending)
         self._pending = 0
 

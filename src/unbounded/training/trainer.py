@@ -18,9 +18,9 @@ from unbounded.steps.step import NonFiniteError
 from unbounded.training import agreement
 from unbounded.training import checkpoint as checkpoints
 from unbounded.training.best import BestEpoch, has_moved_on
-from unbounded.training.callbacks import Callback
+from unbounded.training.callbacks import Callback, takes_steps
 from unbounded.training.fingerprint import fingerprint
-from unbounded.training.history import History
+from unbounded.training.history import History, mean_row
 from unbounded.training.progress import Progress
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
@@ -82,6 +82,7 @@ class Trainer:
         epoch: how many are done.
         member: the model that `on_birth` is about, counted from 0.
         rows: this epoch's row of each model, None for those that train no more.
+        step_rows: this step's row of each, for callbacks with `on_step_end`.
         processes: who share the rows; the first of them talks and writes.
     """
 
@@ -102,6 +103,9 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.epoch, self.seconds, self.member = 0, 0.0, 0
         self.rows: list[Row | None] = [None] * len(self.members)
+        self.step_rows: list[Row | None] = [None] * len(self.members)
+        self._steps = [0] * len(self.members)  # of each model, that callbacks were told of
+        self._each_step = [c for c in self.callbacks if takes_steps(c)]
         self.stopping = False
         self.fingerprint: dict[str, Any] = {}  # made where there is a checkpoint to hold it
         self.between_epochs = True
@@ -230,6 +234,21 @@ class Trainer:
                 return "interrupted"
         return "epochs"
 
+    def _tell_step(self) -> None:
+        """Callbacks of single steps; of several models some may have had no batch left."""
+        rows: list[Row | None] = []
+        for number, row in enumerate(self.engine.step_terms()):
+            if row is not None and row["step"] != self._steps[number]:
+                self._steps[number] = row["step"]
+                elbo = row["expected_log_lik"] - row["depth_kl"] - row["weight_kl"]
+                rows.append({"epoch": self.epoch + 1, **row, "elbo": elbo})
+            else:
+                rows.append(None)
+        self.step_rows = rows
+        if any(row is not None for row in rows):
+            for callback in self._each_step:
+                callback.on_step_end(self, mean_row(rows))
+
     def _tell(self, bar: Progress) -> None:
         if self.callbacks:
             self.engine.show()
@@ -246,6 +265,8 @@ class Trainer:
         first = True
         while self.engine.step(each_step or first):
             first = False
+            if self._each_step:
+                self._tell_step()
             self.processes.asks_end = request.is_set()  # told with the next step
             asked = self.processes.end_asked(request.is_set())
             if asked and not finishes:
@@ -330,17 +351,7 @@ class Trainer:
 
     def _mean_row(self) -> Row:
         """This epoch's row, or the mean over the models that have one."""
-        rows = [row for row in self.rows if row is not None]
-        if len(rows) == 1:
-            return rows[0]
-        if not rows:
-            return self.members[0].row
-        return {
-            name: sum(row[name] for row in rows) / len(rows)
-            if isinstance(value, float)
-            else max(row[name] for row in rows)
-            for name, value in rows[0].items()
-        }
+        return mean_row(self.rows) or self.members[0].row
 
     def _born(self, number: int, birth: Birth) -> None:
         for depth in birth.depths:

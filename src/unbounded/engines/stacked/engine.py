@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from unbounded import growth
-from unbounded.engines.base import VALIDATION, Birth, Engine, Row, TrainingTask, refuse
+from unbounded.engines.base import (
+    VALIDATION,
+    Birth,
+    Engine,
+    Row,
+    TrainingTask,
+    refuse,
+    set_words,
+    step_row,
+)
 from unbounded.engines.capture import Runner
 from unbounded.engines.stacked.alike import check_models
 from unbounded.engines.stacked.computation import Computation
@@ -20,10 +29,12 @@ from unbounded.engines.stacked.states import (
     check_stack,
     check_tensors,
     load_tensors,
+    write_block,
+    write_buffers,
 )
 from unbounded.files import under
 from unbounded.layers.base import is_plain
-from unbounded.layers.stacks import ParameterBlock, unpack_into, untrained
+from unbounded.layers.stacks import untrained
 from unbounded.model import UDN
 from unbounded.steps.batches import check_training_rows
 from unbounded.steps.optimizers import optimizer_kind
@@ -77,7 +88,7 @@ class Stacked(Engine):
         for y, size in zip(data.y, data.set_sizes, strict=True):
             check_training_rows(models[0], y[:size], size, task.batch_size)
         sets = {
-            name: self._gathered("validation" if name == "val" else name, each, models, device)
+            name: self._gathered(set_words(name), each, models, device)
             for name, each in task.sets.items()
         }
         seeds = [task.seeds[index] for index in self.order]
@@ -112,6 +123,7 @@ class Stacked(Engine):
             self._reach()
         for tensor in (work.cursor, work.sums, work.taken):
             tensor.zero_()
+        self._told = torch.zeros(work.sums.shape, dtype=work.sums.dtype)
         self._done, self._stride = 0, self._steps_between_looks(self._factors[1])
 
     def step(self, grow: bool) -> bool:
@@ -129,6 +141,13 @@ class Stacked(Engine):
         else:
             self._runner("step", lambda: self.work.step(self.task.batch_size))
         return True
+
+    def step_terms(self) -> list[Row | None]:
+        """By what the sums of the epoch have grown since they were last looked at."""
+        sums, steps = self.work.sums.to("cpu", copy=True), self.work.state["step"].tolist()
+        terms, self._told = (sums - self._told).tolist(), sums
+        rows = zip(steps, terms, self._alive, strict=True)
+        return self._in_given_order([step_row(s, t) if alive else None for s, t, alive in rows])
 
     def end_epoch(self) -> list[Row | None]:
         """Scores of all members, with one host read for all."""
@@ -194,8 +213,8 @@ class Stacked(Engine):
             growth.resize(model, born[place])
             for block, rows in values:
                 if block.members.start <= place < block.members.stop:
-                    _write(model, block, rows[:, place - block.members.start])
-            _write_buffers(model, place, buffers)
+                    write_block(model, block, rows[:, place - block.members.start])
+            write_buffers(model, place, buffers)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All tensors of the computation, and the orders of rows."""
@@ -426,25 +445,3 @@ class Stacked(Engine):
 
 
 _FIRST = ("step", "expected_log_lik", "depth_kl", "weight_kl", *_WHOLE, "depth_mean")
-
-
-@torch.no_grad()
-def _write(model: UDN, block: ParameterBlock, rows: Tensor) -> None:
-    """Give a model its rows `(rows, size)` of a block."""
-    if block.role in ("depth", "likelihood"):
-        unpack_into(getattr(model, block.role), block.shape, rows[0])
-    else:
-        container = model.network.hidden if block.role == "hidden" else model.network.heads
-        for depth, row in zip(block.depths, rows, strict=True):
-            if str(depth) in container:
-                unpack_into(container[str(depth)], block.shape, row)
-
-
-@torch.no_grad()
-def _write_buffers(model: UDN, place: int, buffers: dict[str, Tensor]) -> None:
-    for name, tensor in buffers.items():
-        role, depth, rest = name.split(".", 2)
-        container = model.network.hidden if role == "hidden" else model.network.heads
-        own = dict(container[depth].named_buffers()) if depth in container else {}
-        if rest in own:
-            own[rest].copy_(tensor[place])

@@ -1,4 +1,4 @@
-"""The state of a stack, from a file: checked before anything is allocated or copied."""
+"""The state of a stack: from a file, checked before anything is allocated; into its models."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from unbounded.engines.stacked.computation import Computation
 from unbounded.engines.stacked.optimizers import RowAdam
 from unbounded.engines.states import check_family, check_generator
 from unbounded.files import under
+from unbounded.layers.stacks import ParameterBlock, unpack_into
+from unbounded.model import UDN
 from unbounded.schema import FileError, flag, list_of, record, text, whole, wrong
 
 Tensors = dict[str, Tensor]
@@ -157,3 +159,26 @@ def _check_families(work: Computation, index: int, tensors: Tensors, depth: int)
             for member in range(block.members.stop - block.members.start):
                 own = {key: values[member] for key, values in numbers.items()}
                 check_family(run.family, own, depth, f"{name}.")
+
+
+@torch.no_grad()
+def write_block(model: UDN, block: ParameterBlock, rows: Tensor) -> None:
+    """Give a model its rows `(rows, size)` of a block."""
+    if block.role in ("depth", "likelihood"):
+        unpack_into(getattr(model, block.role), block.shape, rows[0])
+    else:
+        container = model.network.hidden if block.role == "hidden" else model.network.heads
+        for depth, row in zip(block.depths, rows, strict=True):
+            if str(depth) in container:
+                unpack_into(container[str(depth)], block.shape, row)
+
+
+@torch.no_grad()
+def write_buffers(model: UDN, place: int, buffers: dict[str, Tensor]) -> None:
+    """Give a model its rows of all buffers."""
+    for name, tensor in buffers.items():
+        role, depth, rest = name.split(".", 2)
+        container = model.network.hidden if role == "hidden" else model.network.heads
+        own = dict(container[depth].named_buffers()) if depth in container else {}
+        if rest in own:
+            own[rest].copy_(tensor[place])
