@@ -22,7 +22,7 @@ ROOMS = [
     {"steps"},
     {"engines"},
     {"training"},
-    {"metrics", "data", "baselines", "report"},
+    {"metrics", "data", "baselines", "report", "play"},
     {"tables", "estimators"},
     {"exporting"},
     {"experiments"},
