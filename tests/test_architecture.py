@@ -22,7 +22,7 @@ ROOMS = [
     {"steps"},
     {"engines"},
     {"training"},
-    {"metrics", "data", "baselines", "report", "integrations"},
+    {"metrics", "data", "baselines", "report", "integrations", "play"},
     {"tables", "estimators"},
     {"exporting"},
     {"experiments"},

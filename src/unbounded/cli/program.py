@@ -22,6 +22,7 @@ from unbounded.cli import (
     export,
     fit,
     inspect,
+    play,
     predict,
     report,
     reproduce,
@@ -30,7 +31,10 @@ from unbounded.cli.common import CommandError
 from unbounded.printing import show
 from unbounded.tables.text import closest
 
-COMMANDS = (fit, predict, evaluate, inspect, report, export, demo, reproduce, doctor, completion)
+COMMANDS = (
+    *(fit, predict, evaluate, inspect, report, export),
+    *(demo, play, reproduce, doctor, completion),
+)
 TRACEBACKS = "UNBOUNDED_TRACEBACK"
 
 _EPILOG = """\
