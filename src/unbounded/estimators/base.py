@@ -274,7 +274,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first), held_out, len(y))
+            self._finish(run._replace(training=first), held_out, len(y), parts[0])
 
     def _run(
         self,
@@ -360,12 +360,21 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="time")
         return training
 
-    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
-        """Keep what was trained on so many rows, with what held-out rows say of it."""
+    def _finish(
+        self,
+        run: TrainedModels,
+        held: WeightedRows | None,
+        rows: int,
+        learnt: WeightedRows | None = None,
+    ) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it.
+
+        Rows that were learnt from, if they are at hand, may show what held-out ones confirm.
+        """
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held)
+                seen = HeldOutPredictions(run.models, run.scalings, held, learnt)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)
