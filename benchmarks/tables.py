@@ -168,7 +168,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         for which in means.sets:
             values = [means.of(which, name, score) for name in names]
             splits = {row["split"] for row in some if row["set"] == which}
-            start = f"| {which} | {round(means.of(which, names[0], 'rows')):,} | {len(splits)}"
+            count = next(row["rows"] for row in some if row["set"] == which)
+            start = f"| {which} | {count:,} | {len(splits)}"
             depth = means.of(which, names[0], "depth_mean")
             lines.append(f"{start} | {' | '.join(_marked(values))} | {depth:.1f} |")
         ratios = [f"{means.ratio(name, score):.3f}" for name in names]
