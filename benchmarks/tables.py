@@ -160,16 +160,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         some = [row for row in rows if score in row]
         if not some:
             continue
-        means = Means([row for row in some if row["model"] not in fixed])
+        means = Means(_in_common([row for row in some if row["model"] not in fixed]))
         names = means.names
-        lines = [f"{heading}, mean over splits", ""]
+        lines = [f"{heading}, mean over the splits that all models have", ""]
         lines.append(f"| set | rows | splits | {' | '.join(names)} | E[ℓ] |")
         lines.append("|---" * (len(names) + 4) + "|")
         for which in means.sets:
             values = [means.of(which, name, score) for name in names]
-            splits = {row["split"] for row in some if row["set"] == which}
-            count = next(row["rows"] for row in some if row["set"] == which)
-            start = f"| {which} | {count:,} | {len(splits)}"
+            here = [key for key in means.values if key[0] == which]
+            splits = len({split for _, _, split in here})
+            start = f"| {which} | {means.values[here[0]]['rows']:,} | {splits}"
             depth = means.of(which, names[0], "depth_mean")
             lines.append(f"{start} | {' | '.join(_marked(values))} | {depth:.1f} |")
         ratios = [f"{means.ratio(name, score):.3f}" for name in names]
@@ -182,6 +182,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         parts.append("\n".join(lines))
         parts += _by_depth([row for row in some if row["model"] in {*fixed, "UDN"}], score, heading)
     return "\n\n".join(parts)
+
+
+def _in_common(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each set the splits that all of its models have, so that their means compare."""
+    splits: dict[str, dict[str, set[int]]] = {}
+    for row in rows:
+        splits.setdefault(row["set"], {}).setdefault(row["model"], set()).add(row["split"])
+    common = {which: set.intersection(*found.values()) for which, found in splits.items()}
+    return [row for row in rows if row["split"] in common[row["set"]]]
 
 
 def _marked(values: list[float]) -> list[str]:
@@ -319,7 +328,10 @@ def commit() -> str | None:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent.parent), *words]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        try:
+            return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        except OSError:  # no git here
+            return ""
 
     head = git("rev-parse", "--short", "HEAD")
     changed = git("status", "--porcelain", "--", "src", "benchmarks")
