@@ -5,7 +5,8 @@ Every model has its defaults, one thread, and the same rows. CatBoost and RealML
 UCI (with --data or $UNBOUNDED_DATA), scikit-learn's, some that are made, and with --tables the CSV
 files of a folder. Scores are of test rows: RMSE, NLL and coverage, or log loss and accuracy; and
 CPU seconds of a fit. "depth 1" … "depth 6" are networks of one depth by the UDN's own recipe.
-Results go to OUT/runs.json as they come; a second run goes on from there.
+Results go to OUT/runs.json as they come; a second run goes on from there. Each row says which
+commit it was made on; of the models that --again names, those of other commits are made anew.
 """
 
 import argparse
@@ -14,11 +15,13 @@ import math
 import multiprocessing
 import os
 import platform
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,7 +81,7 @@ def run(source: Source, fit: Fit) -> dict[str, Any]:
     except DataError as error:
         return {"missing": fit.set, "why": str(error)}
     row = {**fit._asdict(), "rows": len(x), "columns": x.shape[1], "cpu_seconds": round(seconds, 2)}
-    row |= scores
+    row |= {"commit": commit()} | scores
     if isinstance(model, UDNClassifier | UDNRegressor):
         row["depth_mean"] = round(model.depth_mean_, 3)
         row["best_epoch"], row["epochs"] = model.best_epoch_, model.n_iter_
@@ -116,8 +119,11 @@ class Means:
 
     def __init__(self, rows: list[dict[str, Any]]):
         self.values = {(row["set"], row["model"], row["split"]): row for row in rows}
-        self.names = list(dict.fromkeys(row["model"] for row in rows))
-        self.sets = list(dict.fromkeys(row["set"] for row in rows))
+        there = {row["model"] for row in rows}
+        self.names = [name for name, _ in models(False, 0) if name in there]
+        order = [task.name for task in tasks(None)]
+        order += sorted({row["set"] for row in rows} - set(order))
+        self.sets = sorted({row["set"] for row in rows}, key=order.index)
         self.splits = sorted({row["split"] for row in rows})
 
     def of(self, which: str, model: str, score: str, beside: str | None = None) -> float:
@@ -154,15 +160,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         some = [row for row in rows if score in row]
         if not some:
             continue
-        means = Means([row for row in some if row["model"] not in fixed])
+        means = Means(_in_common([row for row in some if row["model"] not in fixed]))
         names = means.names
-        lines = [f"{heading}, mean over splits", ""]
+        lines = [f"{heading}, mean over the splits that all models have", ""]
         lines.append(f"| set | rows | splits | {' | '.join(names)} | E[ℓ] |")
         lines.append("|---" * (len(names) + 4) + "|")
         for which in means.sets:
             values = [means.of(which, name, score) for name in names]
-            splits = {row["split"] for row in some if row["set"] == which}
-            start = f"| {which} | {round(means.of(which, names[0], 'rows')):,} | {len(splits)}"
+            here = [key for key in means.values if key[0] == which]
+            splits = len({split for _, _, split in here})
+            start = f"| {which} | {means.values[here[0]]['rows']:,} | {splits}"
             depth = means.of(which, names[0], "depth_mean")
             lines.append(f"{start} | {' | '.join(_marked(values))} | {depth:.1f} |")
         ratios = [f"{means.ratio(name, score):.3f}" for name in names]
@@ -175,6 +182,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         parts.append("\n".join(lines))
         parts += _by_depth([row for row in some if row["model"] in {*fixed, "UDN"}], score, heading)
     return "\n\n".join(parts)
+
+
+def _in_common(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each set the splits that all of its models have, so that their means compare."""
+    splits: dict[str, dict[str, set[int]]] = {}
+    for row in rows:
+        splits.setdefault(row["set"], {}).setdefault(row["model"], set()).add(row["split"])
+    common = {which: set.intersection(*found.values()) for which, found in splits.items()}
+    return [row for row in rows if row["split"] in common[row["set"]]]
 
 
 def _marked(values: list[float]) -> list[str]:
@@ -220,6 +236,7 @@ def main() -> int:
     add = parser.add_argument
     add("--sets", nargs="+", metavar="NAME", help="some of the sets; all by default")
     add("--models", nargs="+", metavar="NAME", help="some of the models; all by default")
+    add("--again", nargs="+", metavar="NAME", default=[], help="models whose rows are made anew")
     add("--splits", type=int, default=3, help="splits of each set (default: 3)")
     add("--rows", type=int, default=MOST_ROWS, help=f"training rows at most ({MOST_ROWS})")
     add("--data", type=Path, help="folder with the UCI sets; else $UNBOUNDED_DATA")
@@ -232,7 +249,10 @@ def main() -> int:
         parser.error(f"{options.tables} has no CSV file")
     source = Source(options.data, options.tables, options.rows)
     path = options.out / "runs.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    found = json.loads(path.read_text()) if path.exists() else {"versions": {}, "runs": []}
+    rows: list[dict[str, Any]] = [r for r in found["runs"] if not _is_old(r, options)]
+    # Of what is not installed here, rows of an earlier run may be there.
+    used = {name: found["versions"].get(name) for name, v in versions().items() if v is None}
     missing: dict[str, str] = {}
     for row in _runs(source, list(_wanted(source, options, rows)), options, missing):
         if "missing" in row:
@@ -241,7 +261,7 @@ def main() -> int:
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"versions": versions(), "runs": rows}, indent=1))
+        write_text(path, json.dumps({"versions": versions() | used, "runs": rows}, indent=1))
     for name, reason in missing.items():
         print(f"{name}: left out, {reason}", file=sys.stderr)
     if not rows:
@@ -251,6 +271,12 @@ def main() -> int:
     write_text(options.out / "table.md", text + "\n")
     print(text)
     return 0
+
+
+def _is_old(row: dict[str, Any], options: Any) -> bool:
+    """Whether a row is to be made anew."""
+    asked = row["model"] in options.again and (not options.sets or row["set"] in options.sets)
+    return asked and row.get("commit") != commit()
 
 
 def _wanted(source: Source, options: Any, rows: list[dict[str, Any]]) -> Iterator[Fit]:
@@ -294,6 +320,22 @@ def _runs(
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
+
+
+@cache
+def commit() -> str | None:
+    """That of the code, with a + where it has changed since; None outside of a repository."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent.parent), *words]
+        try:
+            return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        except OSError:  # no git here
+            return ""
+
+    head = git("rev-parse", "--short", "HEAD")
+    changed = git("status", "--porcelain", "--", "src", "benchmarks")
+    return f"{head}{'+' if changed else ''}" or None
 
 
 def versions() -> dict[str, Any]:

@@ -14,6 +14,7 @@ core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of
 images = pytest.importorskip("benchmarks.images")
 processes = pytest.importorskip("benchmarks.processes")
 rows = pytest.importorskip("benchmarks.rows")
+tables = pytest.importorskip("benchmarks.tables")
 
 
 def once(candidates, *options, **more):
@@ -68,3 +69,32 @@ def test_rows_one_at_a_time(monkeypatch, capsys):
     monkeypatch.setattr(rows, "best_times", once)
     assert rows.main() == 0
     assert "UDNClassifier.predict_proba" in capsys.readouterr().out
+
+
+def _fitted(which, split, model, rmse, **more):
+    return {"set": which, "split": split, "model": model, "rows": 10, "rmse": rmse, **more}
+
+
+def test_tables_compare_splits_that_all_models_have():
+    found = [
+        _fitted("made", 0, "CatBoost", 4.0, cpu_seconds=1.0),
+        _fitted("made", 1, "CatBoost", 100.0, cpu_seconds=1.0),
+        _fitted("made", 0, "UDN", 2.0, cpu_seconds=3.0, depth_mean=2.5),
+        _fitted("uci-yacht", 0, "UDN", 1.0, cpu_seconds=3.0, depth_mean=1.5),
+    ]
+    text = tables.table(found)
+    assert text.index("| UDN | CatBoost |")  # ours first, whoever was fitted first
+    assert text.index("| uci-yacht | 10 | 1 | **1** | – | 1.5 |") < text.index(
+        "| made | 10 | 1 | **2** | 4 | 2.5 |"
+    )
+    assert "| UDN ÷ model, geometric mean | | | 1.000 | 0.500 | |" in text
+
+
+def test_rows_of_other_commits_are_made_anew_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(tables, "commit", lambda: "1234567")
+    asked = argparse.Namespace(again=["UDN"], sets=["made"])
+    assert tables._is_old(_fitted("made", 0, "UDN", 1.0), asked)
+    assert tables._is_old(_fitted("made", 0, "UDN", 1.0, commit="0000000"), asked)
+    assert not tables._is_old(_fitted("made", 0, "UDN", 1.0, commit="1234567"), asked)
+    assert not tables._is_old(_fitted("made", 0, "CatBoost", 1.0), asked)
+    assert not tables._is_old(_fitted("other", 0, "UDN", 1.0), asked)

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 import unbounded as ub
 from unbounded import UDNRegressor
-from unbounded.estimators.spread import _basis, _fitted, find_bend
+from unbounded.estimators.spread import Errors, _basis, _fitted, find_bend
 from unbounded.files.contents import FileError
 from unbounded.likelihoods import LearntNoise
 
@@ -84,6 +84,10 @@ def test_files_with_a_bend_that_is_none_are_refused(tmp_path, bends):
         ub.load(path)
 
 
+def _errors(means, z):
+    return Errors(means, z, np.ones(len(z)))
+
+
 @given(st.integers(0, 50))
 def test_newton_finds_the_highest_penalised_density(seed):
     means, z = noisy(120, seed, 0.8)
@@ -101,31 +105,65 @@ def test_newton_finds_the_highest_penalised_density(seed):
 
 def test_a_bend_that_is_there_is_found_and_one_that_is_not_is_rare():
     means, z = noisy(800, 0, 0.6)
-    bend = find_bend(means, z, np.ones(len(z)))
+    bend = find_bend(_errors(means, z))
     assert bend is not None
     at = np.linspace(-1.2, 1.2, 9)
     assert np.abs(np.interp(at, *bend) - 0.6 * at).max() < 0.25
-    alarms = [find_bend(*noisy(300, seed, 0.0), np.ones(300)) for seed in range(60)]
-    assert sum(bend is not None for bend in alarms) <= 4
-    assert find_bend(means[:180], z[:180], np.ones(180)) is None  # too few rows to tell
-    assert find_bend(np.zeros(400), z[:400], np.ones(400)) is None  # one mean has no trend
+    for rows in (45, 300):
+        alarms = [find_bend(_errors(*noisy(rows, seed, 0.0))) for seed in range(60)]
+        assert sum(bend is not None for bend in alarms) <= 4
+    strong = noisy(39, 0, 1.5)
+    assert find_bend(_errors(*strong)) is None  # too few rows to tell
+    assert find_bend(_errors(np.zeros(400), z[:400])) is None  # one mean has no trend
+
+
+def test_held_out_rows_confirm_a_trend_of_rows_that_were_learnt_from():
+    means, z = noisy(400, 0, 1.0)
+    learnt = _errors(means, 0.2 * z)  # learnt closely: the errors are too small
+    few = noisy(32, 1, 1.0)
+    assert find_bend(_errors(*few)) is None
+    bend = find_bend(_errors(*few), learnt)
+    assert bend is not None
+    at = np.linspace(-1, 1, 9)
+    slope = np.polyfit(at, np.interp(at, *bend), 1)[0]
+    assert 0.7 < slope < 1.3
+    assert abs(np.interp(few[0], *bend).mean()) < 1e-9  # s has the level
+    # Held-out rows that show no such trend, or the contrary, or are too few: no bend.
+    others = [find_bend(_errors(*noisy(32, seed, 0.0)), learnt) for seed in range(40)]
+    assert sum(bend is not None for bend in others) <= 2
+    assert find_bend(_errors(*noisy(32, 1, -1.0)), learnt) is None
+    assert find_bend(_errors(few[0][:19], few[1][:19]), learnt) is None
+    # What many held-out rows say themselves goes before.
+    contrary = noisy(800, 3, -1.0)
+    assert find_bend(_errors(*contrary), learnt) == find_bend(_errors(*contrary))
+
+
+def test_small_tables_have_noise_that_follows_the_mean():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(260, 2)).astype(np.float32)
+    y = np.exp(3 * X[:, 0]) * (1 + 0.3 * rng.normal(size=len(X)))
+    model = UDNRegressor(random_state=0, epochs=25, width=16).fit(X[:200], y[:200])
+    assert 20 <= len(model.conformal_scores_) < 40
+    assert model.model_.likelihood.noise.bends
+    _, std = model.predict(X[200:], return_std=True)
+    order = np.argsort(X[200:, 0])
+    assert std[order[-15:]].mean() > 2.5 * std[order[:15]].mean()
 
 
 def test_noise_that_is_too_large_as_a_whole_bends_alike():
     means, z = noisy(3000, 0, 1.0)
-    ones = np.ones(len(z))
-    bend, small = find_bend(means, z, ones), find_bend(means, z / 50, ones)
+    bend, small = find_bend(_errors(means, z)), find_bend(_errors(means, z / 50))
     np.testing.assert_allclose(small.values, bend.values, atol=1e-5)  # s has the level
     assert np.ptp(bend.values) > 0.5
 
 
 def test_rows_that_weigh_nothing_bend_nothing():
     means, z = noisy(300, 0, 1.0)
-    assert find_bend(means, z, np.ones(300)) is not None
+    assert find_bend(_errors(means, z)) is not None
     heavy = np.ones(300)
     heavy[:3] = 1e12
-    assert find_bend(means, z, heavy) is None  # three rows, by their weight
-    assert find_bend(means, z, np.full(300, 1e-6)) is None
+    assert find_bend(Errors(means, z, heavy)) is None  # three rows, by their weight
+    assert find_bend(Errors(means, z, np.full(300, 1e-6))) is None
 
 
 def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import unbounded as ub
+from unbounded.estimators.pace import Clock
 from unbounded.estimators.rows import Scaling, WeightedRows
 from unbounded.estimators.thresholds import find_thresholds
+from unbounded.training import TrainingWarning
 
 SHIFTED = Scaling(np.array([1.0, -2.0]), np.array([2.0, 0.5]))
 
@@ -147,3 +149,66 @@ def test_held_out_rows_do_not_choose_thresholds():
     alone = model.fit(*train, eval_set=held).model_.layers.steps
     other = model.fit(*train, eval_set=(further, (np.arange(40) // 20))).model_.layers.steps
     assert alone == other
+
+
+SMALL = {"width": 8, "random_state": 0, "validation_fraction": 0.3, "batch_size": 64}
+
+
+def _many(kind):
+    """Classes by thresholds of each column, or by a slanting line."""
+    x = np.random.default_rng(5).normal(size=(360, 3))
+    if kind == "stairs":
+        return x, (x > 0.4).sum(1)
+    return x, (x.sum(1) > 0).astype(int) + (x.sum(1) > 1)
+
+
+@pytest.mark.parametrize("kind", ["stairs", "slope"])
+def test_many_held_out_rows_decide_whether_thresholds_are_shown(kind, monkeypatch):
+    trained = []
+    original = ub.UDNClassifier._by_recipe
+
+    def by_recipe(self, models, train, held, scalings, clock, anneal):
+        found = original(self, models, train, held, scalings, clock, anneal)
+        trained.append((bool(models[0].layers.steps), clock.epochs, found.best_log_score))
+        return found
+
+    monkeypatch.setattr(ub.UDNClassifier, "_by_recipe", by_recipe)
+    model = ub.UDNClassifier(epochs=25, **SMALL).fit(*_many(kind))
+    (*trials, last) = trained
+    assert [trial[:2] for trial in trials] == [(False, 3), (True, 3)]
+    assert last[:2] == (kind == "stairs", 25)
+    assert last[0] == (trials[1][2] > trials[0][2])
+    assert model.n_iter_ == 25
+    assert bool(model.model_.layers.steps) == last[0]
+
+
+def test_training_on_all_rows_does_as_held_out_rows_decided():
+    model = ub.UDNClassifier(epochs=8, refit=True, **SMALL).fit(*_many("slope"))
+    assert model.refit_history_ is not None
+    assert not model.model_.layers.steps
+
+
+def test_too_few_epochs_for_a_trial():
+    model = ub.UDNClassifier(epochs=7, **SMALL).fit(*_many("slope"))
+    assert model.model_.layers.steps
+
+
+def test_a_part_of_a_clock():
+    part = Clock(40.0, 20).part(8)
+    assert (part.seconds, part.epochs) == (5.0, 2)
+    assert (Clock(None, 3).part(8).seconds, Clock(None, 3).part(8).epochs) == (None, 1)
+
+
+def test_an_interrupted_trial_is_what_is_kept(monkeypatch):
+    original = ub.UDNClassifier._by_recipe
+    calls = []
+
+    def by_recipe(*arguments):
+        calls.append(original(*arguments)._replace(stopped="interrupted"))
+        return calls[-1]
+
+    monkeypatch.setattr(ub.UDNClassifier, "_by_recipe", by_recipe)
+    with pytest.warns(TrainingWarning, match="interrupted"):
+        model = ub.UDNClassifier(epochs=16, **SMALL).fit(*_many("stairs"))
+    assert len(calls) == 1
+    assert (model.stopped_, model.n_iter_) == ("interrupted", 2)

@@ -36,7 +36,7 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import SHARING, Clock, quality
+from unbounded.estimators.pace import SHARING, TRIAL, Clock, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -48,6 +48,7 @@ from unbounded.estimators.rows import (
     split,
 )
 from unbounded.estimators.saving import Savable
+from unbounded.estimators.thresholds import can_decide
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -273,7 +274,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first), held_out, len(y))
+            self._finish(run._replace(training=first), held_out, len(y), parts[0])
 
     def _run(
         self,
@@ -287,7 +288,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     ) -> TrainedModels:
         """One training of new models, their scaling from the training rows.
 
-        Where held-out rows have found the depth, the models that have it are `found`.
+        Where held-out rows have found the depth, the models that have it are `found`. Whether
+        thresholds help, short trainings without and with them tell, if held-out rows are many.
         """
         if self._goes_on():
             scalings = self._scalings_before()
@@ -295,12 +297,38 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             straighten(models)
         else:
             scalings = self._scalings(train)
-            seeds = member_seeds(seed, self._count)
             columns = shown(self, train, scalings.inputs)
+            if found and not getattr(found[0].layers, "steps", True):
+                columns["steps"] = []  # held-out rows have decided before
+            elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
+                plain, stepped = {**columns, "steps": []}, columns
+                trials = []
+                for some in (plain, stepped):
+                    lone = [self._build(train.x, size, seed, some)]
+                    short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
+                    if short.stopped == "interrupted" or not short.history.rows:
+                        return TrainedModels(lone, scalings, short)
+                    trials.append(short.best_log_score)
+                columns = stepped if trials[1] > trials[0] else plain
+                clock = Clock(clock.left, clock.epochs)
+            seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one, columns) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
+        training = self._by_recipe(models, train, held, scalings, clock, anneal)
+        return TrainedModels(models, scalings, training)
+
+    def _by_recipe(
+        self,
+        models: list[UDN],
+        train: WeightedRows,
+        held: WeightedRows | None,
+        scalings: Scalings,
+        clock: Clock,
+        anneal: bool,
+    ) -> Training:
+        """Train models by the recipe."""
         recipe, epochs = preset(self.preset), clock.epochs
         rates = recipe.classes if is_classes(train.y) else recipe.numbers
         by_kind = "log_score" if is_classes(train.y) else "score"
@@ -330,14 +358,23 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = Training.by_fit(models, data, **options)
         if clock.is_over:
             training = training._replace(stopped="time")
-        return TrainedModels(models, scalings, training)
+        return training
 
-    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
-        """Keep what was trained on so many rows, with what held-out rows say of it."""
+    def _finish(
+        self,
+        run: TrainedModels,
+        held: WeightedRows | None,
+        rows: int,
+        learnt: WeightedRows | None = None,
+    ) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it.
+
+        Rows that were learnt from, if they are at hand, may show what held-out ones confirm.
+        """
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held)
+                seen = HeldOutPredictions(run.models, run.scalings, held, learnt)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.estimators.rows import PREDICTION_ROWS, Array, Scalings, WeightedRows, is_classes
-from unbounded.estimators.spread import find_bend
+from unbounded.estimators.spread import Errors, find_bend
 from unbounded.layers.trunk import MemberHead
 from unbounded.likelihoods import (
     Gaussian,
@@ -26,6 +26,7 @@ from unbounded.model import UDN
 from unbounded.predictive import combine, predict
 
 _MOST_ROWS = 20_000  # more say no more of a single number
+_MOST_LEARNT = 2_000  # rows that were learnt from: enough for a trend
 _DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
 _FURTHEST = 3.0  # the factor's logarithm lies within ± this
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -41,12 +42,28 @@ class HeldOutPredictions:
         models: the members.
         scalings: of the rows.
         rows: that were not learnt from; there may be none.
+        learnt: rows that were, of which some are looked at; None if they are not at hand.
     """
 
-    def __init__(self, models: Sequence[UDN], scalings: Scalings, rows: WeightedRows):
+    def __init__(
+        self,
+        models: Sequence[UDN],
+        scalings: Scalings,
+        rows: WeightedRows,
+        learnt: WeightedRows | None = None,
+    ):
         self.models = models
         self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
-        self._scalings = scalings
+        self._scalings, self._learnt = scalings, learnt
+
+    @cached_property
+    def learnt(self) -> "HeldOutPredictions | None":
+        """The same of rows that were learnt from, at equal distances."""
+        if self._learnt is None:
+            return None
+        every = -(-len(self._learnt.x) // _MOST_LEARNT)
+        some = self._learnt.take(slice(None, None, every))
+        return HeldOutPredictions(self.models, self._scalings, some)
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -68,7 +85,8 @@ def calibrate(held: HeldOutPredictions) -> float:
     be: σ becomes c·σ, or class probabilities p^{1/c} (temperature scaling, Guo et al., 2017: the
     heads, which are linear, are divided by c). Few rows say little of c, so that log c is N(0, ½²)
     beforehand. Means and the most probable classes of a depth stay. Before that, σ is bent along
-    the mean where these rows show that errors grow or shrink with it.
+    the mean where these rows show, or confirm of those that were learnt from, that errors grow or
+    shrink with it.
 
     The same rows have chosen the epoch, and fit it better than others would: of few rows the most
     likely σ is too small. So σ goes up by one standard error of log c, 1/√(2n) for n rows: about
@@ -86,7 +104,12 @@ def calibrate(held: HeldOutPredictions) -> float:
     weights = held.rows.weights[:_MOST_ROWS]
     members = [replace(one, outputs=one.outputs[:, :_MOST_ROWS]) for one in held.members]
     if isinstance(models[0].likelihood.single, Gaussian):
-        _bend(models, members, y, weights)
+        straighten(models)
+        seen, learnt = _errors(members, y, weights), None
+        if held.learnt is not None:
+            target = held.learnt.tensors[1].to(device)
+            learnt = _errors(held.learnt.members, target, held.learnt.rows.weights)
+        _bend(models, seen, learnt)
     prediction = combine(members)
     each = _log_likelihood(prediction, y)
     count = torch.from_numpy(weights).to(device).double()
@@ -111,16 +134,21 @@ def straighten(models: Sequence[UDN]) -> None:
             likelihood.noise.bend(())
 
 
-def _bend(models: Sequence[UDN], members: Sequence[Prediction], y: Tensor, weights: Array) -> None:
-    """Let σ follow the mean where held-out rows show that it does (`find_bend`)."""
-    straighten(models)
-    noises: list[Any] = [model.likelihood.single.noise for model in models]
+def _errors(members: Sequence[Prediction], y: Tensor, weights: Array) -> list[Errors]:
+    """How far rows are off, for each target."""
     found = combine(members)
     assert isinstance(found, GaussianPrediction)
     means, deviations = found.mean.double(), found.variance.double().sqrt()
     z = (y.double() - means) / deviations
     columns = zip(means.T.cpu().numpy(), z.T.cpu().numpy(), strict=True)
-    bends = [find_bend(mean, one, weights) for mean, one in columns]
+    return [Errors(mean, one, weights) for mean, one in columns]
+
+
+def _bend(models: Sequence[UDN], held: list[Errors], learnt: list[Errors] | None) -> None:
+    """Let σ follow the mean where rows show that it does (`find_bend`)."""
+    noises: list[Any] = [model.likelihood.single.noise for model in models]
+    others: Sequence[Errors | None] = [None] * len(held) if learnt is None else learnt
+    bends = [find_bend(own, other) for own, other in zip(held, others, strict=True)]
     if any(bend is not None for bend in bends):
         for noise in noises:
             noise.bend(bends)

@@ -21,6 +21,9 @@ class Quality(NamedTuple):
 QUALITIES = {"fast": Quality(0.3, 1), "default": Quality(1.0, 1), "best": Quality(1.5, 5)}
 
 
+TRIAL = 8
+"""A training that only tells whether another one is worth while is a so-maniest part of it."""
+
 SHARING = 16
 """Members that share one network, where nobody says how many."""
 
@@ -56,6 +59,11 @@ class Clock(Callback):
         if self.seconds is not None and self._alone:
             share = max(share, (time.monotonic() - self.start) / self.seconds)
         return min(share, 1.0)
+
+    def part(self, count: int) -> "Clock":
+        """One for a part of such a training, from now on: epochs and seconds divided by `count`."""
+        seconds = None if self.seconds is None else self.seconds / count
+        return Clock(seconds, max(1, self.epochs // count))
 
     @property
     def left(self) -> float | None:

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_ROWS_A_KNOT = 50
-_KNOTS = 4, 8  # fewer rows than for four do not tell a trend from a few large errors
+_ROWS_A_KNOT = 20
+_KNOTS = 2, 8  # fewer rows than for two do not tell a trend from a few large errors
+_JUDGES = 20  # held-out rows that can tell whether a trend of other rows is theirs
 _FOLDS, _DIVISIONS = 5, 3  # parts, and how often they are drawn
 _SURE = 2.0  # standard errors
 _STEP = 0.5  # standard deviation of f from one knot to the next, before anything is known
@@ -22,24 +23,56 @@ class Bend(NamedTuple):
     values: list[float]
 
 
-def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend | None:
+class Errors(NamedTuple):
+    """Errors of rows in units of their expected size, `(rows,)` each."""
+
+    means: Floats  # μ
+    z: Floats  # (y − μ)/σ
+    weights: Floats  # how often each row counts
+
+    @property
+    def effective(self) -> float:
+        """Of rows: a few that outweigh all others say no more than a few do."""
+        total = self.weights.sum()
+        return float(min(total**2 / (self.weights @ self.weights), total, len(self.z)))
+
+
+def find_bend(held: Errors, learnt: Errors | None = None, seed: int = 0) -> Bend | None:
     """f from errors in units of their expected size; None if a constant does as well.
 
     The values v at the knots maximise Σ_i w_i log N(z_i; 0, e^{2f(μ_i)}) less
     Σ_k (v_{k+1} − v_k)²/2c², which is concave. f is taken only if it foretells the errors of rows
-    that it was not fitted to, in five parts in turn, better than a constant does, by more than two
-    standard errors. Its mean over the rows is 0: s has the level.
+    that it was not fitted to, better than a constant does, by more than two standard errors: one
+    of the held-out rows those of five parts in turn, one of the rows that were learnt from those of
+    the held-out ones. They are many more, and their errors, too small as they are, tell the same
+    trend. Of two the better is taken. Its mean over the held-out rows is 0: s has the level.
 
     Args:
-        means: μ of held-out rows, `(rows,)`.
-        z: their errors (y − μ)/σ, `(rows,)`.
-        weights: how often each counts, `(rows,)`.
+        held: of held-out rows.
+        learnt: of rows that were learnt from.
         seed: of the five parts.
     """
-    total = weights.sum()
-    # A few rows that outweigh all others say no more than a few rows do.
-    rows = min(total**2 / (weights @ weights), total, len(means))
-    count = int(np.clip(rows // _ROWS_A_KNOT, 0, _KNOTS[1]))
+    found = [_trend(held, seed)]
+    if learnt is not None and held.effective >= _JUDGES:
+        found.append(_carried(_trend(learnt, seed), held))
+    trends = [trend for trend in found if trend is not None]
+    if not trends:
+        return None
+    bend = max(trends, key=lambda trend: trend.gain).bend
+    values = np.array(bend.values)
+    values -= np.average(np.interp(held.means, *bend), weights=held.weights)
+    return Bend(bend.knots, np.clip(values, -_LARGEST, _LARGEST).tolist())
+
+
+class _Trend(NamedTuple):
+    bend: Bend
+    gain: float  # nats a row, on rows that it was not fitted to
+
+
+def _trend(errors: Errors, seed: int) -> _Trend | None:
+    """What rows say of themselves, if other rows among them confirm it."""
+    means, z, weights = errors
+    count = int(np.clip(errors.effective // _ROWS_A_KNOT, 0, _KNOTS[1]))
     if count < _KNOTS[0]:
         return None
     knots = np.unique(np.quantile(means, (np.arange(count) + 0.5) / count))
@@ -47,13 +80,34 @@ def find_bend(means: Floats, z: Floats, weights: Floats, seed: int = 0) -> Bend 
         return None
     basis = _basis(means, knots)
     gain = np.mean([_gains(basis, z, weights, seed + k) for k in range(_DIVISIONS)], 0)
-    mean = weights @ gain / total
-    error = np.sqrt(weights @ (gain - mean) ** 2 / total / (rows - 1))
-    if not mean > _SURE * error:
+    sure = _sure(gain, errors)
+    if sure is None:
         return None
-    values = _fitted(basis, z, weights)
-    values -= weights @ (basis @ values) / total
-    return Bend(knots.tolist(), np.clip(values, -_LARGEST, _LARGEST).tolist())
+    return _Trend(Bend(knots.tolist(), _fitted(basis, z, weights).tolist()), sure)
+
+
+def _carried(trend: _Trend | None, held: Errors) -> _Trend | None:
+    """A trend of other rows, if held-out ones confirm it."""
+    if trend is None:
+        return None
+    f = np.interp(held.means, *trend.bend)
+    levels = [_level(held.z * np.exp(-shape), held.weights) for shape in (f, 0.0)]
+    gain = _log_density(held.z, f + levels[0]) - _log_density(held.z, levels[1])
+    sure = _sure(gain, held)
+    return None if sure is None else _Trend(trend.bend, sure)
+
+
+def _sure(gain: Floats, errors: Errors) -> float | None:
+    """The mean gain of a row, if it is more than two standard errors; else None."""
+    total = errors.weights.sum()
+    mean = errors.weights @ gain / total
+    error = np.sqrt(errors.weights @ (gain - mean) ** 2 / total / (errors.effective - 1))
+    return float(mean) if mean > _SURE * error else None
+
+
+def _level(z: Floats, weights: Floats) -> float:
+    """The constant f that maximises the density."""
+    return float(_fitted(np.ones((len(z), 1)), z, weights)[0])
 
 
 def _gains(basis: Floats, z: Floats, weights: Floats, seed: int) -> Floats:
@@ -63,7 +117,7 @@ def _gains(basis: Floats, z: Floats, weights: Floats, seed: int) -> Floats:
     for part in range(_FOLDS):
         there, out = parts != part, parts == part
         f = basis[out] @ _fitted(basis[there], z[there], weights[there])
-        constant = _fitted(np.ones((there.sum(), 1)), z[there], weights[there])[0]
+        constant = _level(z[there], weights[there])
         gain[out] = _log_density(z[out], f) - _log_density(z[out], constant)
     return gain
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.tree import DecisionTreeClassifier
 
+from unbounded.estimators.pace import TRIAL, Clock
 from unbounded.estimators.rows import Array, Scaling, WeightedRows
 
 Step = tuple[int, float]
 """A column, and a threshold of its scaled values."""
 
+_DECIDING = 100  # held-out rows that can tell whether thresholds help
 _PIECES = 8  # of a column at most
 # Nats that a threshold gains on the rows at least, and for each class but one besides: of a
 # hundred columns of noise the best gains about that.
@@ -48,6 +50,15 @@ def find_thresholds(rows: WeightedRows, scaling: Scaling, columns: Sequence[int]
         places = _cuts(tree.fit(_single(x[:, [column]]), y, weights))
         found += [(int(column), place) for place in places]
     return found
+
+
+def can_decide(held: int, clock: Clock) -> bool:
+    """Whether so many held-out rows and short trainings can tell if thresholds help.
+
+    A part of few epochs is none, and few rows would choose by luck: networks are shown the
+    thresholds then.
+    """
+    return held >= _DECIDING and clock.epochs >= TRIAL
 
 
 def _single(x: Array) -> Array:
