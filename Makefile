@@ -12,7 +12,7 @@ the CPU build, `make setup PIP_EXTRA_INDEX_URL=ADDRESS`, or another build, `make
 endef
 export NO_TORCH
 
-.PHONY: help setup lock demo test lint format types unit benchmark audit dist clean
+.PHONY: help setup lock demo test lint format types unit docs benchmark audit dist clean
 
 help:  ## show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,10 @@ unit: setup  ## the tests
 format: setup  ## put the code into the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup  ## build the pages into build/docs, tutorials run anew; no network
+	$(BIN)/python -m sphinx -W --keep-going -q -j auto -b html docs build/docs
+	$(BIN)/python tools/check_site.py build/docs
 
 benchmark: setup  ## print the table of speed ratios
 	$(BIN)/python -m benchmarks

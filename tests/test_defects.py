@@ -1,7 +1,5 @@
 """What went wrong once, so that it does not go wrong again."""
 
-import contextlib
-import importlib
 import math
 import re
 from pathlib import Path
@@ -823,48 +821,3 @@ def test_the_objective_is_called_a_surrogate():
         doc = getattr(function, "__doc__", None) or ""
         if getattr(function, "__module__", "") == elbo.__name__ and "lower bound" in doc:
             assert "surrogate" in doc
-
-
-def test_every_name_in_the_maths_exists():
-    """`module.function`, `module.Class` and paths in docs/maths.md."""
-    text = MATHS.read_text()
-    checked = 0
-    for word in re.findall(r"`([^`\s]+)`", text):
-        name = re.sub(r"\(.*$", "", word)
-        if name.endswith(".py"):
-            root = MATHS.parents[1]
-            assert (root / name).exists() or (root / "src" / "unbounded" / name).exists(), word
-            checked += 1
-        elif re.fullmatch(r"[A-Za-z_]+(\.[A-Za-z_]+)+", name):
-            assert resolves(name), f"docs/maths.md names {word}, which does not exist"
-            checked += 1
-        elif re.fullmatch(r"[A-Z][a-z]+[A-Za-z]*", name) and name != "None":
-            found = (hasattr(importlib.import_module(m), name) for m in MODULES)
-            assert any(found), f"docs/maths.md names {word}, which does not exist"
-            checked += 1
-    assert checked > 20
-
-
-MODULES = ("unbounded", "unbounded.elbo", "unbounded.training", "unbounded.engines")
-
-
-def resolves(name):
-    """Whether a dotted name is an attribute of the library, of a class of it, or of a model."""
-    model = classifier()
-    starts = {"model": model, "layers": model.layers}
-    first, *rest = name.split(".")
-    candidates = [starts[first]] if first in starts else []
-    for module in MODULES:
-        base = importlib.import_module(module)
-        if hasattr(base, first):
-            candidates.append(getattr(base, first))
-    with contextlib.suppress(ModuleNotFoundError):
-        candidates.append(importlib.import_module(f"unbounded.{first}"))
-    for candidate in candidates:
-        for part in rest:
-            candidate = getattr(candidate, part, None) or getattr(
-                candidate, "__annotations__", {}
-            ).get(part)
-        if candidate is not None:
-            return True
-    return False

@@ -1,9 +1,7 @@
 """Exported files: they predict what we predict, from raw columns on, and are checked first."""
 
 import json
-import re
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -329,15 +327,6 @@ def test_an_estimator_of_a_frame(table, tmp_path):
     )
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=1e-5)
     assert found["prediction"].tolist() == model.predict(X).tolist()
-
-
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
-    namespace: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.S):
-        exec(compile(block, "docs/export.md", "exec"), namespace)
-    assert {p.name for p in tmp_path.iterdir()} == {"iris.pt2", "some.pt2", "iris"}
 
 
 # What cannot be

@@ -216,3 +216,14 @@ def test_bad_noise(scale):
         FixedNoise(scale)
     with pytest.raises(ValueError, match="scale must be a positive"):
         LearntNoise(scale)
+
+
+def test_one_target_may_have_no_axis_of_its_own():
+    """`(batch,)` means `(batch, 1)`, also where nobody has checked the targets before."""
+    model = ub.UDN(ub.Dense(2, 4, 1), ub.Gaussian())
+    x, y = torch.randn(5, 2), torch.randn(5)
+    torch.testing.assert_close(
+        model.elbo(x, y, num_data=5).elbo, model.elbo(x, y[:, None], num_data=5).elbo
+    )
+    prediction = model.predict(x)
+    torch.testing.assert_close(prediction.log_prob(y), prediction.log_prob(y[:, None]))

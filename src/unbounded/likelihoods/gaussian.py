@@ -251,7 +251,9 @@ class Gaussian(Likelihood):
         self.noise = LearntNoise() if noise is None else noise
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """`(depth, batch, outputs)` and `(batch, target)` → `(depth, batch)`."""
+        """`(depth, batch, outputs)` and `(batch, target)`, or `(batch,)`, → `(depth, batch)`."""
+        if y.dim() == 1:  # one target; else rows would be compared with all other rows
+            y = y[:, None]
         means, scales = self.noise.split(outputs)
         z = (y - means) / scales
         return (-0.5 * z.square() - scales.log() - _LOG_SQRT_2PI).sum(-1)
