@@ -1,6 +1,8 @@
 """`unbounded doctor`, `unbounded completion` and `unbounded export`."""
 
+import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from sklearn.datasets import make_friedman1
 
 import unbounded as ub
 from test_cli import fails, ok
-from unbounded.cli import completion, doctor
+from unbounded.cli import completion, doctor, main
 from unbounded.cli.program import COMMANDS, build_parser
 from unbounded.tables import TableModel
 
@@ -178,3 +180,62 @@ def test_a_study_as_json(tmp_path, capsys):
     assert found["study"] == "theorem"
     assert found["files"]
     assert all((tmp_path / "t" / name).is_file() for name in found["files"])
+
+
+def test_every_command_that_tells_something_tells_it_as_json():
+    """`completion` prints a script, for shells alone."""
+    found = {command.name: command for command in completion.commands(build_parser())}
+    assert set(found) >= {"fit", "predict", "evaluate", "inspect", "report", "export", "demo"}
+    for name, command in found.items():
+        flags = {flag for option in command.options for flag in option.flags}
+        if name not in ("completion", "reproduce"):  # a study adds its own, see below
+            assert "--json" in flags, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step"),
+    [
+        (("inspect", "hous.udn"), "there is no file hous.udn: did you mean 'house.udn'?"),
+        (("inspect", "1.udn"), "unbounded fit TABLE --target COLUMN --out FILE writes one"),
+        (("fit", "none/x.csv", "--target", "y", "--out", "m"), "there is no folder none either"),
+        (("fit", "t.csv", "--target", "prise", "--out", "m"), "did you mean 'price'?"),
+        (("fit", "t.csv", "--target", "price", "--out", "a b/m"), "mkdir -p 'a b'"),
+        (("inspect", "t.csv"), "give the whole file that unbounded fit wrote (--out)"),
+        (
+            ("fit", "t.csv", "--target", "price", "--out", "m", "--device", "cuda:99"),
+            "--device cpu works everywhere, unbounded doctor tells what there is",
+        ),
+        (("reproduce", "spirall"), "there is no study 'spirall': did you mean 'spiral'?"),
+        (("fit", "t.csv", "--target", "price", "--drop", "price", "--out", "m"), "leave it out"),
+    ],
+)
+def test_errors_name_the_next_step(arguments, step, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,price\n1,2\n")
+    Path("house.udn").write_text("")
+    assert step in fails(capsys, *arguments)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_colour_is_for_terminals_alone(monkeypatch):
+    def said(file):
+        monkeypatch.setattr(sys, "stderr", file)
+        assert main(["ft"]) == 2
+        return file.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    plain = said(io.StringIO())
+    assert "\x1b" not in plain
+    coloured = said(Terminal())
+    assert coloured.startswith("unbounded: \x1b[1;31merror:\x1b[0m there is no command 'ft'")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert said(Terminal()) == plain
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert said(Terminal()) == plain

@@ -106,6 +106,8 @@ def test_scikit_learn_with_array_api():
 def test_importing_the_library_does_not_import_scikit_learn():
     code = (
         "import sys, unbounded; assert 'sklearn' not in sys.modules;"
+        "assert not any(name.startswith('unbounded.training') for name in sys.modules);"
+        "assert unbounded.training.Callback and unbounded.fit is unbounded.training.fit;"
         "assert {'UDNClassifier', 'UDNRegressor', 'fit'} <= set(dir(unbounded));"
         "from unbounded import UDNClassifier; assert 'sklearn' in sys.modules;"
         "assert unbounded.UDNClassifier is UDNClassifier"

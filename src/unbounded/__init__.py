@@ -42,12 +42,6 @@ from unbounded.priors import GaussianWeights as GaussianWeights
 from unbounded.priors import GeometricDepth as GeometricDepth
 from unbounded.priors import PoissonDepth as PoissonDepth
 from unbounded.priors import UniformDepth as UniformDepth
-from unbounded.training import DiskData as DiskData
-from unbounded.training import HeldOutAscent as HeldOutAscent
-from unbounded.training import Stream as Stream
-from unbounded.training import fit as fit
-from unbounded.training import make_optimizer as make_optimizer
-from unbounded.training import step as step
 
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
@@ -58,11 +52,24 @@ if TYPE_CHECKING:
     from unbounded.exporting import save_folder as save_folder
     from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
+    from unbounded.training import DiskData as DiskData
+    from unbounded.training import HeldOutAscent as HeldOutAscent
+    from unbounded.training import Stream as Stream
+    from unbounded.training import fit as fit
+    from unbounded.training import make_optimizer as make_optimizer
+    from unbounded.training import step as step
 
 __version__ = "0.1.0"
 
-# Names that need more packages, such as scikit-learn: imported when they are first asked for.
+# Imported when they are first asked for: what needs more packages, such as scikit-learn, and
+# training, two thirds of the library, which nobody needs who only predicts.
 _LAZY = {
+    "DiskData": "unbounded.training",
+    "HeldOutAscent": "unbounded.training",
+    "Stream": "unbounded.training",
+    "fit": "unbounded.training",
+    "make_optimizer": "unbounded.training",
+    "step": "unbounded.training",
     "UDNClassifier": "unbounded.estimators",
     "UDNRegressor": "unbounded.estimators",
     "ExportError": "unbounded.exporting",
@@ -73,6 +80,8 @@ _LAZY = {
     "BatchPredictor": "unbounded.tables",
 }
 
+_ROOMS = ("engines", "parallel", "steps", "training")  # `ub.training` without an import of its own
+
 if not TYPE_CHECKING:  # a type checker would take this as leave to use any name
 
     def __getattr__(name: str) -> object:
@@ -82,6 +91,10 @@ if not TYPE_CHECKING:  # a type checker would take this as leave to use any name
             value = getattr(importlib.import_module(_LAZY[name]), name)
             globals()[name] = value
             return value
+        if name in _ROOMS:
+            import importlib
+
+            return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """The one way to print: nothing that a terminal cannot show, nothing that it would obey."""
 
 import json
+import os
 import re
 import sys
 from typing import Any, TextIO
@@ -58,13 +59,34 @@ def readable(text: str, file: TextIO | None) -> str:
     return text
 
 
-def show(text: object = "", file: TextIO | None = None) -> None:
-    """Print a line or more for people, on standard output by default, to any terminal."""
+def show(
+    text: object = "", file: TextIO | None = None, accent: tuple[str, str] | None = None
+) -> None:
+    """Print a line or more for people, on standard output by default, to any terminal.
+
+    Args:
+        text: the lines.
+        file: where to.
+        accent: a word of it and its colour, which is seen on terminals alone.
+    """
     file = sys.stdout if file is None else file
     if file is not None:  # None: there is no standard output
         with naming("standard error" if file is sys.stderr else "standard output"):
+            line = readable(str(text), file)
+            if accent is not None and takes_colour(file):  # once there is nothing to obey in it
+                word, colour = accent
+                line = line.replace(word, f"{_COLOURS[colour]}{word}\x1b[0m", 1)
             # The line and its end at once: other processes may print at the same time.
-            print(readable(str(text), file) + "\n", end="", file=file, flush=True)
+            print(line + "\n", end="", file=file, flush=True)
+
+
+_COLOURS = {"red": "\x1b[1;31m", "yellow": "\x1b[33m"}
+
+
+def takes_colour(file: TextIO) -> bool:
+    """Whether a file is a terminal with colours whose user has not asked for none (NO_COLOR)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and hasattr(file, "isatty") and file.isatty()
 
 
 def show_json(document: Any) -> None:

@@ -75,7 +75,7 @@ class Console:
     def warn(self, text: str) -> None:
         """Print a warning on standard error."""
         if self.speaks:
-            show(f"unbounded: {text}", sys.stderr)
+            show(f"unbounded: {text}", sys.stderr, accent=("warning:", "yellow"))
 
     def result(self, document: dict[str, Any]) -> None:
         """Print the document, if `--json` asks for it."""

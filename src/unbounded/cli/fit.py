@@ -163,7 +163,7 @@ def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTabl
     table = common.open_table(options, options.missing)
     lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
     if options.target in lists["drop"]:
-        raise CommandError(f"--drop names the target, {options.target!r}")
+        raise CommandError(f"--drop names the target, {options.target!r}: leave it out there")
     names = ("task", "held_out", "max_rows", "stream")
     split = {name: getattr(options, name) for name in names}
     return prepare(table, options.target, **split, **lists, **both)

@@ -28,6 +28,7 @@ from unbounded.cli import (
     reproduce,
 )
 from unbounded.cli.common import CommandError
+from unbounded.cli.hints import next_step
 from unbounded.printing import show
 from unbounded.tables.text import closest
 
@@ -130,7 +131,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             return 130
         if message is None and os.environ.get(TRACEBACKS):
             raise
-        _print_error(message or _unexpected(error))
+        _print_error(_unexpected(error) if message is None else next_step(message))
         return 2
 
 
@@ -174,4 +175,4 @@ def _print_error(message: str) -> None:
     kind = "" if line.startswith("interrupted") else "error: "
     with suppress(OSError):  # the disk behind it may be full, as the message says
         sys.stdout.flush()
-    show(f"unbounded: {kind}{line}", sys.stderr)
+    show(f"unbounded: {kind}{line}", sys.stderr, accent=("error:", "red"))

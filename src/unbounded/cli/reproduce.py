@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unbounded.cli.common import CommandError
 from unbounded.printing import show_json
+from unbounded.tables.text import closest
 
 NAME = "reproduce"
 HELP = "run a study of the paper again"
@@ -38,8 +39,7 @@ def run(options: argparse.Namespace) -> None:
 
     name = options.study
     if name not in STUDIES:
-        known = ", ".join(sorted(STUDIES)) or "none in this version"
-        raise CommandError(f"there is no study {name!r}; there are: {known}")
+        raise CommandError(f"there is no study {name!r}: {closest(name, sorted(STUDIES))}")
     module = importlib.import_module(STUDIES[name].module)
     prog = f"unbounded reproduce {name}"
     parser = Parser(prog=prog, description=module.__doc__, formatter_class=Formatter)
