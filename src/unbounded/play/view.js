@@ -442,7 +442,7 @@ function drawLines(svg, lines, ticks, text, marks = []) {
 }
 
 function drawScores() {
-  const low = Math.min(0.5, ...state.rows.map((row) => Math.min(row.held, row.train)));
+  const low = state.rows.reduce((least, row) => Math.min(least, row.held, row.train), 0.5);
   const ticks =
     low < 0.4 ? [0, 0.2, 0.4, 0.6, 0.8, 1]
     : low < 0.5 ? [0.4, 0.6, 0.8, 1]
@@ -463,7 +463,7 @@ function drawScores() {
 
 function drawDepths() {
   const rows = state.rows;
-  const most = Math.max(4, ...rows.map((row) => row.last));
+  const most = rows.reduce((found, row) => Math.max(found, row.last), 4);
   const step = [1, 2, 5, 10, 20].find((size) => most / size <= 5) ?? 20;
   const ticks = Array.from({ length: Math.ceil(most / step) + 1 }, (_, index) => index * step);
   const births = state.births.map((birth) => birth.epoch);
