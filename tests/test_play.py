@@ -1,6 +1,7 @@
 """The playground: its trainer beside the library, and its page in a browser."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -81,6 +82,7 @@ def flat(unit):
     return torch.cat([unit.weight.detach().flatten(), unit.bias.detach()]).tolist()
 
 
+@functools.cache
 def library(rule, dtype, norm):
     """The library's run, and all that the page needs to repeat it."""
     train, validation = (spiral(4, ROWS, part=p) for p in ("train", "validation"))
@@ -204,7 +206,7 @@ def differences(ours, theirs):
 )
 def test_fifty_steps_are_the_library_s(trainer, rule, norm, fast):
     engine, given = library(rule, torch.float64, norm)
-    given["settings"]["fast"] = fast
+    given = {**given, "settings": {**given["settings"], "fast": fast}}
     found = trainer.run(REPEAT % json.dumps(given))
     assert found["fast"] is fast
     assert len(found["steps"]) == len(engine.steps) >= 50
@@ -431,7 +433,7 @@ def test_play_pause_step_reset(playground):
     playground.wait("state.epoch >= 30")
     assert playground.run("document.getElementById('play').textContent") == "Pause"
     click(playground, "play")
-    playground.wait("status.textContent.startsWith(`Epoch ${state.epoch}:`)")
+    playground.wait("!state.training && status.textContent.startsWith(`Epoch ${state.epoch}:`)")
     epoch = playground.run("state.epoch")
     assert playground.run("document.getElementById('play').textContent") == "Play"
     click(playground, "step")
@@ -467,14 +469,16 @@ def test_layers_are_born_by_the_paper_s_rule(playground):
     choose(playground, rate=0.2, prior=10, depthRatio=1)
     parts = "[...form.querySelectorAll('[data-for]')].filter((part) => !part.hidden)"
     assert "held-out" not in playground.run(f"{parts}.map((part) => part.dataset.for)")
-    click(playground, "play")
-    playground.wait("state.births.length >= 2")
-    click(playground, "play")
-    playground.wait("!state.playing && document.querySelector('#bars .new')")
+    for epoch in range(1, 9):
+        click(playground, "step")
+        playground.wait(f"state.epoch === {epoch}")
+    births = playground.run("state.births")
+    depths = [birth["depth"] for birth in births]
+    assert depths == list(range(depths[0], depths[-1] + 1))
+    assert all(1 <= birth["epoch"] <= 8 for birth in births)
+    playground.wait(f"document.querySelectorAll('#depths .birth').length === {len(births)}")
+    assert playground.run("document.querySelectorAll('#bars .new').length") == len(births)
     assert "just born" in playground.run("status.textContent")
-    births = playground.run("state.births.map((birth) => birth.depth)")
-    assert births == list(range(births[0], births[-1] + 1))
-    assert playground.run("document.querySelectorAll('#depths .birth').length") == len(births)
     playground.run("document.getElementById('numbers').open = true")
     playground.wait("document.querySelectorAll('#rows tr').length === state.layers")
     assert "born in epoch" in playground.run("document.getElementById('rows').textContent")
@@ -482,9 +486,9 @@ def test_layers_are_born_by_the_paper_s_rule(playground):
 
 def test_own_points_by_keyboard_alone(playground):
     choose(playground, kind="own", rows=128, width=8, place=2, spread=1)
-    playground.wait("state.wanting")
+    playground.wait("state.wanting && document.getElementById('play').disabled")
     assert "both classes" in playground.run("status.textContent")
-    assert playground.run("document.getElementById('play').disabled")
+    assert playground.run("[plane.tabIndex, plane.getAttribute('role')]") == [0, "application"]
     playground.run("plane.focus()")
     for key in ("ArrowLeft", "ArrowLeft", "ArrowLeft", "Enter", "ArrowUp", "Enter"):
         playground.key(key)
@@ -502,7 +506,7 @@ def test_own_points_by_keyboard_alone(playground):
     playground.key(" ")
     playground.wait("state.epoch >= 60")
     playground.key(" ")
-    playground.wait("!state.playing && state.rows.at(-1).held > 0.9")
+    playground.wait("!state.training && state.rows.at(-1).held > 0.9")
     assert playground.run("state.y.length") == 27  # every third of 40 is held out
 
 
@@ -555,7 +559,23 @@ def test_everything_has_a_name(playground):
         seen.append(
             playground.run("document.activeElement.id || document.activeElement.name || ''")
         )
-    assert {"play", "step", "reset", "pace", "plane", "kind", "omega", "rule", "lr"} <= set(seen)
+    assert {"play", "step", "reset", "pace", "kind", "omega", "rule", "lr"} <= set(seen)
+
+
+def test_less_motion_is_less_drawing(playground):
+    playground.look(1280, 900, still=True)
+    choose(playground, rows=128, width=8, place=2, spread=1)
+    playground.wait("state.layers > 0 && state.layers < 8 && state.y.length === 128")
+    playground.run(
+        "(() => { const hear = worker.onmessage; state.heard = 0; worker.onmessage = (event) => {"
+        "state.heard += event.data.type === 'news'; hear(event); }; })()"
+    )
+    playground.run("state.start = performance.now()")
+    click(playground, "play")
+    playground.wait("state.epoch >= 200")
+    heard, seconds = playground.run("[state.heard, (performance.now() - state.start) / 1000]")
+    assert heard <= seconds + 3  # instead of eight a second
+    playground.look(1280, 900)
 
 
 def luminance(colour):

@@ -66,7 +66,6 @@ class Trainer {
     this.heads = [];
     this.states = []; // of each layer what a batch leaves: hidden states, normed inputs, …
     this.births = [];
-    this.history = [];
     this.epoch = 0;
     this.steps = 0;
     this.place(data);
@@ -342,7 +341,7 @@ class Trainer {
     }
   }
 
-  /** Scores of the held-out rows by the averaged weights; one row more in the history. */
+  /** Scores of the held-out rows by the averaged weights: the epoch's row of the history. */
   endEpoch() {
     const last = this.posterior();
     const size = last * this.heldRows;
@@ -359,7 +358,7 @@ class Trainer {
     if (this.rule) this.rule.look(this.heldLogLik, last, this.heldRows, this.q, this.guess);
     this.epoch += 1;
     const sums = this.sums;
-    const row = {
+    return {
       epoch: this.epoch,
       train: this.right / this.rows,
       held: right / this.heldRows,
@@ -370,8 +369,6 @@ class Trainer {
       elbo: sums.elbo / sums.steps,
       rests: this.rule ? this.rule.rests > 0 : false,
     };
-    this.history.push(row);
-    return row;
   }
 
   /**

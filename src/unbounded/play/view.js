@@ -15,7 +15,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 const state = {
   run: 0,
-  playing: false,
+  playing: false, // as the button says
+  training: false, // as the worker said last: a pause takes effect after an epoch
   wanting: false, // own points are too few
   stopped: "",
   epoch: 0,
@@ -83,6 +84,9 @@ function showSettings() {
   const own = form.elements.kind.value === "own";
   plane.classList.toggle("own", own);
   byId("plane-keys").hidden = !own;
+  // Keys reach the plane only where they do something.
+  plane.tabIndex = own ? 0 : -1;
+  plane.setAttribute("role", own ? "application" : "img");
 }
 
 function reset(goOn = state.playing) {
@@ -109,10 +113,10 @@ const HEARS = {
   wanting() {
     Object.assign(state, { wanting: true, playing: false });
   },
-  news({ rows, births, q, layers, epoch }) {
+  news({ rows, births, q, layers, epoch, playing }) {
     state.rows.push(...rows);
     state.births.push(...births);
-    Object.assign(state, { q, layers, epoch });
+    Object.assign(state, { q, layers, epoch, training: playing });
   },
   picture({ size, values }) {
     state.picture = { size, values };
@@ -127,7 +131,9 @@ worker.onmessage = ({ data }) => {
   HEARS[data.type](data);
   const births = data.type === "news" && data.births.length > 0;
   if (data.type === "stopped" || data.type === "wanting") say();
-  else if (births || !state.playing || performance.now() - state.spoken > 5000) say(births);
+  else if (births || !state.playing || performance.now() - state.spoken > 5000) {
+    say(births && state.playing);
+  }
   show(data.type !== "news");
 };
 
@@ -136,6 +142,7 @@ let planeAsked = false;
 /** Draw at the next chance, once; the plane only if it has changed, since it takes longest. */
 function show(withPlane = true) {
   planeAsked ||= withPlane !== false;
+  showButtons();
   if (asked) return;
   asked = true;
   requestAnimationFrame(() => {
@@ -177,11 +184,13 @@ function summary() {
 
 // Drawing ----------------------------------------------------------------------------------------
 
+function showButtons() {
+  byId("play").textContent = state.playing ? "Pause" : "Play";
+  for (const id of ["play", "step"]) byId(id).disabled = state.wanting || Boolean(state.stopped);
+}
+
 function draw() {
   const row = state.rows.at(-1);
-  const button = byId("play");
-  button.textContent = state.playing ? "Pause" : "Play";
-  for (const id of ["play", "step"]) byId(id).disabled = state.wanting || Boolean(state.stopped);
   byId("fact-epoch").textContent = state.epoch.toLocaleString("en");
   byId("fact-held").textContent = row ? percent(row.held) : "–";
   const mean = row ? row.mean : state.q.reduce((sum, q, index) => sum + q * (index + 1), 0);
@@ -278,7 +287,8 @@ function pointsAt(side) {
 /** Class A as discs, class B as triangles. */
 function drawPoints(pen, side) {
   const { x, y } = state;
-  const radius = (side / 480) * (y.length > 400 ? 2.4 : 3.6);
+  const scale = window.devicePixelRatio || 1;
+  const radius = y.length > 400 ? Math.max(side / 200, 2 * scale) : Math.max(side / 133, 3 * scale);
   for (const label of [0, 1]) {
     pen.beginPath();
     for (let i = 0; i < y.length; i++) {
@@ -432,8 +442,11 @@ function drawLines(svg, lines, ticks, text, marks = []) {
 }
 
 function drawScores() {
-  const low = Math.min(0.5, ...state.rows.map((row) => Math.min(row.held, row.train)));
-  const ticks = low < 0.5 ? [0, 0.25, 0.5, 0.75, 1] : [0.5, 0.6, 0.7, 0.8, 0.9, 1];
+  const low = state.rows.reduce((least, row) => Math.min(least, row.held, row.train), 0.5);
+  const ticks =
+    low < 0.4 ? [0, 0.2, 0.4, 0.6, 0.8, 1]
+    : low < 0.5 ? [0.4, 0.6, 0.8, 1]
+    : [0.5, 0.6, 0.7, 0.8, 0.9, 1];
   drawLines(
     byId("scores"),
     [
@@ -450,7 +463,7 @@ function drawScores() {
 
 function drawDepths() {
   const rows = state.rows;
-  const most = Math.max(4, ...rows.map((row) => row.last));
+  const most = rows.reduce((found, row) => Math.max(found, row.last), 4);
   const step = [1, 2, 5, 10, 20].find((size) => most / size <= 5) ?? 20;
   const ticks = Array.from({ length: Math.ceil(most / step) + 1 }, (_, index) => index * step);
   const births = state.births.map((birth) => birth.epoch);
