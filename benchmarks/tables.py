@@ -171,7 +171,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             splits = len({split for _, _, split in here})
             start = f"| {which} | {means.values[here[0]]['rows']:,} | {splits}"
             depth = means.of(which, names[0], "depth_mean")
-            lines.append(f"{start} | {' | '.join(_marked(values))} | {depth:.1f} |")
+            last = "–" if math.isnan(depth) else f"{depth:.1f}"
+            lines.append(f"{start} | {' | '.join(_marked(values))} | {last} |")
         ratios = [f"{means.ratio(name, score):.3f}" for name in names]
         lines.append(f"| {names[0]} ÷ model, geometric mean | | | {' | '.join(ratios)} | |")
         others = {"cpu_seconds": "CPU seconds of a fit, mean", "accuracy": "accuracy, mean"}
