@@ -27,7 +27,7 @@ extensions = [
     "docstrings",  # docs/docstrings.py
 ]
 exclude_patterns = ["_build"]
-suppress_warnings = ["config.cache"]  # the settings hold functions, which no cache can keep
+suppress_warnings = ["toc.empty_glob"]
 
 # Pages
 myst_enable_extensions = ["attrs_inline", "colon_fence"]

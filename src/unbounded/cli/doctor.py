@@ -35,6 +35,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rich": ("a progress bar by rich", ("rich",)),
     "cluster": ("Dask and Ray beside BatchPredictor", ("dask", "ray")),
     "baselines": ("NODE, ANODE and MDEQ beside the UDN", ("torchdiffeq", "torchdeq")),
+    "docs": ("the pages, make docs", ("sphinx", "myst-nb", "furo", "sphinx-copybutton")),
     "rivals": ("the rivals of python -m benchmarks.tables", ("catboost", "pytabkit")),
 }
 """Of each extra what it is for, and its packages."""

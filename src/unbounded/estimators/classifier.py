@@ -32,9 +32,10 @@ from unbounded.schema import FileError, whole
 class UDNClassifier(ClassifierMixin, UDNEstimator):
     """A classifier whose depth is inferred from the data; scikit-learn's interface.
 
+    It has the arguments below, and one more.
+
     Arguments:
         class_weight: a dict of weights, or "balanced": every class counts the same in all.
-        The arguments of `UDNEstimator`, below.
 
     Example:
         >>> from sklearn.datasets import load_iris

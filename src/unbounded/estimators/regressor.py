@@ -29,10 +29,11 @@ from unbounded.schema import FileError, flag
 class UDNRegressor(RegressorMixin, UDNEstimator):
     """A regressor whose depth is inferred from the data; scikit-learn's interface.
 
+    It has the arguments below, and one more.
+
     Arguments:
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
-        The arguments of `UDNEstimator`, below.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
