@@ -240,7 +240,7 @@ def test_the_rule_moves_and_rests_as_the_library_s(trainer):
     """Gains that come and go again: q moves, rests, and is roused."""
     rng = np.random.default_rng(0)
     epochs, rows, most, steps = 80, 40, 24, 12
-    options = {"speed": 0.05, "floor": 0.2, "memory": 0.05}
+    options = {"speed": 0.05, "price": 1.0, "floor": 0.2, "memory": 0.05}
     y = torch.arange(rows) % 2
     model = ub.UDN(ub.PreNormDense(2, 2, 2), ub.Categorical(2), ub.TruncatedNormal(3.0, 2.0))
     model.double()

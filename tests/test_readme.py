@@ -139,7 +139,7 @@ INSTEAD = {
     },
 }
 # Packages that the development set does not bring: blocks that import them are compiled alone.
-FOREIGN = ("dask", "ray", "pyspark")
+FOREIGN = ("dask", "ray", "pyspark", "wandb")
 
 
 @pytest.fixture
@@ -168,6 +168,7 @@ def shortened(page, code):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # of Optuna's database
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=name_of)
 def test_python_blocks_of_the_docs_run(page, small_world):
     namespace: dict[str, object] = {}
@@ -280,6 +281,7 @@ def resolves(dotted):
 # First words of dotted names that are of other libraries, or of files.
 OTHERS = listed("""
 torch np numpy nn plt pd sklearn scipy optim functools os python dist pandas onnx parts X
+lightning accelerate mlflow optuna wandb rich
 """)
 # Capitalised words in code that are no names of ours.
 WORDS = listed("""
@@ -296,7 +298,7 @@ def test_names_in_the_text_exist(page):
     """`ub.fit(…)`, `elbo.depth_kl`, `HeldOutAscent` and paths of the source."""
     for word in CODE.findall(prose(page)):
         name = re.sub(r"[(\[=].*$", "", word)
-        if re.fullmatch(r"[\w/]+\.py", name):
+        if re.fullmatch(r"[\w/]+\.(py|js|css)", name):
             there = (ROOT / name).exists() or any((ROOT / "src").rglob(name))
             assert there, f"{name_of(page)}: {word}"
         elif re.search(ENDINGS, name) or "/" in name:
