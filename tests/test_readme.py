@@ -169,6 +169,7 @@ def shortened(page, code):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # of Optuna's database
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # of Lightning
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=name_of)
 def test_python_blocks_of_the_docs_run(page, small_world):
     namespace: dict[str, object] = {}
@@ -281,7 +282,7 @@ def resolves(dotted):
 # First words of dotted names that are of other libraries, or of files.
 OTHERS = listed("""
 torch np numpy nn plt pd sklearn scipy optim functools os python dist pandas onnx parts X
-lightning accelerate mlflow optuna wandb rich
+lightning accelerate accelerator mlflow optuna wandb rich
 """)
 # Capitalised words in code that are no names of ours.
 WORDS = listed("""
