@@ -88,13 +88,35 @@ html_theme_options = {
 }
 
 
+PLAYGROUND = """
+
+```{raw} html
+<iframe src="play.html" title="The playground" loading="lazy"></iframe>
+<p><a href="play.html">The playground alone</a></p>
+```
+
+"""
+
+
 def _own_links(app, docname, source):
     """Links to files at the root become links to the pages that include them."""
+    depth = docname.count("/")
     for there, here in ELSEWHERE.items():
-        depth = docname.count("/")
         source[0] = source[0].replace(f"]({'../' * depth}{there}", f"]({'../' * depth}{here}")
+    if docname == "playground":  # where it can be played with, below the title
+        title, _, rest = source[0].partition("\n")
+        source[0] = title + PLAYGROUND + rest
+
+
+def _write_playground(app, exception):
+    """The page that trains in the browser, beside those that tell of it."""
+    if exception is None and "playground" in app.env.found_docs:
+        from unbounded import play
+
+        play.write(Path(app.outdir) / "play.html")
 
 
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", _own_links)
+    app.connect("build-finished", _write_playground)

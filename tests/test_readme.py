@@ -138,6 +138,8 @@ INSTEAD = {
         "64 * 256": "16 * 6",
     },
 }
+# Pages whose own tests run them, with the packages and surroundings that they need.
+APART = ("docs/integrations.md",)
 # Packages that the development set does not bring: blocks that import them are compiled alone.
 FOREIGN = ("dask", "ray", "pyspark", "wandb")
 
@@ -167,10 +169,12 @@ def shortened(page, code):
     return re.sub(r"\bepochs=\d+", "epochs=1", code)
 
 
+def is_run_here(page):
+    return bool(python_of(page)) and name_of(page) not in APART
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace")
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader")  # of Optuna's database
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec")  # of Lightning
-@pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=name_of)
+@pytest.mark.parametrize("page", [p for p in PAGES if is_run_here(p)], ids=name_of)
 def test_python_blocks_of_the_docs_run(page, small_world):
     namespace: dict[str, object] = {}
     exec(BEFORE.get(name_of(page), ""), namespace)

@@ -43,6 +43,7 @@ from unbounded.estimators.rows import (
     Scaling,
     Scalings,
     WeightedRows,
+    evaluation_pair,
     is_classes,
     merge,
     split,
@@ -228,9 +229,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     def _train(self, x: Any, y: Array, weights: Array, size: int, eval_set: Any = None) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        y are classes `(rows,)`, labels `(rows, label)` of 0 and 1 as integers, or numbers
-        `(rows, target)`, `size` how many of them there are. An
-        `eval_set` takes the place of held-out rows, and is never learnt from.
+        y are classes `(rows,)`, labels `(rows, label)` of 0 and 1, or numbers `(rows, target)`,
+        `size` of them. An `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
         if self._goes_on():
@@ -301,15 +301,14 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if found and not getattr(found[0].layers, "steps", True):
                 columns["steps"] = []  # held-out rows have decided before
             elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
-                plain, stepped = {**columns, "steps": []}, columns
-                trials = []
-                for some in (plain, stepped):
+                best = -math.inf
+                for some in ({**columns, "steps": []}, columns):
                     lone = [self._build(train.x, size, seed, some)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
                     if short.stopped == "interrupted" or not short.history.rows:
                         return TrainedModels(lone, scalings, short)
-                    trials.append(short.best_log_score)
-                columns = stepped if trials[1] > trials[0] else plain
+                    if short.best_log_score > best:
+                        best, columns = short.best_log_score, some
                 clock = Clock(clock.left, clock.epochs)
             seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one, columns) for one in seeds]
@@ -367,10 +366,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         rows: int,
         learnt: WeightedRows | None = None,
     ) -> None:
-        """Keep what was trained on so many rows, with what held-out rows say of it.
-
-        Rows that were learnt from, if they are at hand, may show what held-out ones confirm.
-        """
+        """Keep what was trained on so many rows, with what held-out and learnt ones say of it."""
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
@@ -408,12 +404,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
 
     def _evaluation(self, eval_set: Any) -> WeightedRows:
         """The rows of an `eval_set`, as training takes them."""
-        pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError("eval_set must be a pair (X, y)")
-        if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
-            raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
-        X, y = pair
+        X, y = evaluation_pair(eval_set)
         try:
             x, y = self._check(X, y, reset=False, min_rows=1)
             y = self._coded(y)
