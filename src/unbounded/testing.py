@@ -9,7 +9,7 @@ Each takes a function that builds the part, and raises an AssertionError that sa
 import copy
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch import Tensor
 from unbounded import files
 from unbounded.depth import NO_MASS, DepthFamily, FiniteDepth, TruncatedPoisson, check_unbounded
 from unbounded.engines import Eager, Engine
+from unbounded.engines.base import TERMS
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Categorical, Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
-from unbounded.training import fit
+from unbounded.training import Callback, Trainer, fit
 
 _ROWS = 48
 
@@ -210,13 +211,19 @@ def check_layers(
 
 
 def check_engine(make: Callable[[], Engine]) -> None:
-    """The same weights, history and best epochs as `Eager`, and resuming bit for bit."""
+    """The same weights, history and best epochs as `Eager`, and resuming bit for bit.
+
+    Where it tells of single steps (`step_terms`), these average to the rows of their epochs.
+    """
     _check_training(lambda seed: _model(seed), engine=make)
 
     def train(path: Path, epochs: int) -> dict[str, Tensor]:
         models = [_model(seed) for seed in range(2)]
         options = {"checkpoint": path, "resume": True, **_options()}
-        fit(models, _data(), epochs=epochs, engine=make(), **options)
+        engine = make()
+        tells = type(engine).step_terms is not Engine.step_terms
+        callbacks = [_Steps()] if tells else []
+        fit(models, _data(), epochs=epochs, engine=engine, callbacks=callbacks, **options)
         return models[1].state_dict()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -225,6 +232,26 @@ def check_engine(make: Callable[[], Engine]) -> None:
         cut = train(Path(folder) / "cut.ckpt", 4)
     for name, tensor in whole.items():
         _true(torch.equal(tensor, cut[name]), f"{name} is resumed bit for bit")
+
+
+class _Steps(Callback):
+    """Checks at the end of each epoch that its steps were told, and average to its rows."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[dict[str, Any] | None]] = []
+
+    def on_step_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        self.seen.append(trainer.step_rows)
+
+    def on_epoch_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        for number, epoch in enumerate(trainer.rows):
+            steps = [each[number] for each in self.seen if each[number] is not None]
+            assert epoch is not None
+            for term in TERMS:
+                mean = sum(step[term] for step in steps if step) / max(1, len(steps))
+                found, expected = torch.tensor(mean), torch.tensor(epoch[term])
+                _close(found, expected, f"{term} of an epoch's steps averages to its row", 1e-4)
+        self.seen.clear()
 
 
 class _Flat(DepthPrior):
