@@ -16,6 +16,7 @@ from unbounded.play import page
 
 TARGET = 30.0
 SECONDS = 10.0
+WARM = 20  # epochs before the clock starts
 SETTINGS = """{
   kind: "spiral", omega: 10, rows: 1024, seed: 0, width: 32, norm: true, init: "he",
   rule: "held-out", place: 4, spread: 1.7, ascent: { speed: 1e-9 }, prior: 0.5, lr: 0.005,
@@ -37,23 +38,27 @@ def measured(browser: Browser, script: str) -> tuple[float, float]:
     return epochs / spent, epochs / max(taken, 1e-9)
 
 
-def trainer_alone(browser: Browser, folder: Path, seconds: float) -> tuple[float, float]:
+def trainer_alone(
+    browser: Browser, folder: Path, seconds: float, warm: int = WARM
+) -> tuple[float, float]:
     """The trainer in a page without anything else."""
     path = folder / "trainer.html"
     path.write_text(f"<!DOCTYPE html><meta charset='utf-8'><script>{page.trainer()}</script>")
     browser.open(path)
     browser.run(f"globalThis.trainer = new Trainer({SETTINGS}, makeData({SETTINGS}))")
-    browser.run("for (let e = 0; e < 20; e++) trainer.run()")
+    browser.run(f"for (let e = 0; e < {warm}; e++) trainer.run()")
     assert browser.run("trainer.last") == 8
-    slices = max(1, round(seconds))
+    slices, each = max(1, round(seconds)), min(1.0, seconds)
     script = "(() => { const start = performance.now(); let epochs = 0;"
-    script += "while (performance.now() - start < 1000) { trainer.run(); epochs++; }"
+    script += f"while (performance.now() - start < {1000 * each}) {{ trainer.run(); epochs++; }}"
     script += "return epochs; })()"
     found = [measured(browser, script) for _ in range(slices)]
     return max(wall for wall, _ in found), max(own for _, own in found)
 
 
-def whole_page(browser: Browser, folder: Path, seconds: float) -> tuple[float, float]:
+def whole_page(
+    browser: Browser, folder: Path, seconds: float, warm: int = WARM
+) -> tuple[float, float]:
     """The page, with pictures and charts."""
     path = folder / "playground.html"
     path.write_text(page.html())
@@ -62,7 +67,7 @@ def whole_page(browser: Browser, folder: Path, seconds: float) -> tuple[float, f
     browser.run(
         f"(() => {{ settings = () => ({SETTINGS}); reset(true); }})()"  # q held at 8 depths
     )
-    browser.wait("state.epoch >= 20")
+    browser.wait(f"state.epoch >= {warm}")
     wait = "new Promise((done) => { const before = state.epoch; setTimeout(() => done("
     wait += f"state.epoch - before), {1000 * seconds}); }})"
     found = measured(browser, wait)

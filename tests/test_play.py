@@ -239,8 +239,8 @@ def test_fifty_steps_agree_with_single_precision(trainer, rule, norm):
 def test_the_rule_moves_and_rests_as_the_library_s(trainer):
     """Gains that come and go again: q moves, rests, and is roused."""
     rng = np.random.default_rng(0)
-    epochs, rows, most, steps = 80, 40, 24, 12
-    options = {"speed": 0.05, "price": 1.0, "floor": 0.2, "memory": 0.05}
+    epochs, rows, most, steps = 80, 40, 24, 100
+    options = {"speed": 0.006, "price": 1.0, "floor": 0.2, "memory": 0.05}
     y = torch.arange(rows) % 2
     model = ub.UDN(ub.PreNormDense(2, 2, 2), ub.Categorical(2), ub.TruncatedNormal(3.0, 2.0))
     model.double()
@@ -272,7 +272,7 @@ def test_the_rule_moves_and_rests_as_the_library_s(trainer):
       return looks.map(({ seen, fitted }) => {
         rule.settle(family);
         const depth = family.end();
-        for (let step = 0; step < 12; step++) rule.update(fitted, depth);
+        for (let step = 0; step < 100; step++) rule.update(fitted, depth);
         const logQ = new Float64Array(depth);
         family.logProbs(logQ, depth);
         rule.look(seen.slice(0, depth).flat(), depth, guess.length, logQ.map(Math.exp), guess);
