@@ -48,7 +48,7 @@ from unbounded.estimators.rows import (
     split,
 )
 from unbounded.estimators.saving import Savable
-from unbounded.estimators.thresholds import can_decide
+from unbounded.estimators.thresholds import can_decide, decided
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -274,7 +274,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first), held_out, len(y), parts[0])
+            self._finish(run._replace(training=first, learnt=parts[0]), held_out, len(y))
 
     def _run(
         self,
@@ -301,15 +301,15 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if found and not getattr(found[0].layers, "steps", True):
                 columns["steps"] = []  # held-out rows have decided before
             elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
-                plain, stepped = {**columns, "steps": []}, columns
-                trials = []
-                for some in (plain, stepped):
+
+                def tried(some: dict[str, Any]) -> TrainedModels:
                     lone = [self._build(train.x, size, seed, some)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
-                    if short.stopped == "interrupted" or not short.history.rows:
-                        return TrainedModels(lone, scalings, short)
-                    trials.append(short.best_log_score)
-                columns = stepped if trials[1] > trials[0] else plain
+                    return TrainedModels(lone, scalings, short)
+
+                columns, cut = decided(columns, tried)
+                if cut is not None:
+                    return cut
                 clock = Clock(clock.left, clock.epochs)
             seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one, columns) for one in seeds]
@@ -360,21 +360,12 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="time")
         return training
 
-    def _finish(
-        self,
-        run: TrainedModels,
-        held: WeightedRows | None,
-        rows: int,
-        learnt: WeightedRows | None = None,
-    ) -> None:
-        """Keep what was trained on so many rows, with what held-out rows say of it.
-
-        Rows that were learnt from, if they are at hand, may show what held-out ones confirm.
-        """
+    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it."""
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held, learnt)
+                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)
