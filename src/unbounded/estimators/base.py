@@ -43,13 +43,12 @@ from unbounded.estimators.rows import (
     Scaling,
     Scalings,
     WeightedRows,
-    evaluation_pair,
     is_classes,
     merge,
     split,
 )
 from unbounded.estimators.saving import Savable
-from unbounded.estimators.thresholds import can_decide
+from unbounded.estimators.thresholds import can_decide, decided
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
@@ -229,8 +228,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     def _train(self, x: Any, y: Array, weights: Array, size: int, eval_set: Any = None) -> None:
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
-        y are classes `(rows,)`, labels `(rows, label)` of 0 and 1, or numbers `(rows, target)`,
-        `size` of them. An `eval_set` takes the place of held-out rows, and is never learnt from.
+        y are classes `(rows,)`, labels `(rows, label)` of 0 and 1 as integers, or numbers
+        `(rows, target)`, `size` how many of them there are. An
+        `eval_set` takes the place of held-out rows, and is never learnt from.
         """
         self._check_arguments()
         if self._goes_on():
@@ -274,7 +274,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first), held_out, len(y), parts[0])
+            self._finish(run._replace(training=first, learnt=parts[0]), held_out, len(y))
 
     def _run(
         self,
@@ -301,14 +301,15 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if found and not getattr(found[0].layers, "steps", True):
                 columns["steps"] = []  # held-out rows have decided before
             elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
-                best = -math.inf
-                for some in ({**columns, "steps": []}, columns):
+
+                def tried(some: dict[str, Any]) -> TrainedModels:
                     lone = [self._build(train.x, size, seed, some)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
-                    if short.stopped == "interrupted" or not short.history.rows:
-                        return TrainedModels(lone, scalings, short)
-                    if short.best_log_score > best:
-                        best, columns = short.best_log_score, some
+                    return TrainedModels(lone, scalings, short)
+
+                columns, cut = decided(columns, tried)
+                if cut is not None:
+                    return cut
                 clock = Clock(clock.left, clock.epochs)
             seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one, columns) for one in seeds]
@@ -359,18 +360,12 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="time")
         return training
 
-    def _finish(
-        self,
-        run: TrainedModels,
-        held: WeightedRows | None,
-        rows: int,
-        learnt: WeightedRows | None = None,
-    ) -> None:
-        """Keep what was trained on so many rows, with what held-out and learnt ones say of it."""
+    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
+        """Keep what was trained on so many rows, with what held-out rows say of it."""
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held, learnt)
+                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)
@@ -404,7 +399,12 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
 
     def _evaluation(self, eval_set: Any) -> WeightedRows:
         """The rows of an `eval_set`, as training takes them."""
-        X, y = evaluation_pair(eval_set)
+        pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError("eval_set must be a pair (X, y)")
+        if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
+            raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
+        X, y = pair
         try:
             x, y = self._check(X, y, reset=False, min_rows=1)
             y = self._coded(y)

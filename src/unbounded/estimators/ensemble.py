@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.estimators.rows import Scalings
+from unbounded.estimators.rows import Scalings, WeightedRows
 from unbounded.growth import TooDeepError
 from unbounded.model import UDN
 from unbounded.training import FitResult, History, NonFiniteError, TrainingWarning, fit
@@ -128,3 +128,4 @@ class TrainedModels(NamedTuple):
     models: list[UDN]
     scalings: Scalings
     training: Training
+    learnt: WeightedRows | None = None  # what they have learnt from, if it is at hand

@@ -209,13 +209,3 @@ class Scalings:
         # No weights where every row counts once: the common case is spared a product.
         weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)
         return self.x(rows.x, model), torch.from_numpy(np.ascontiguousarray(y)), weights
-
-
-def evaluation_pair(eval_set: Any) -> tuple[Any, Any]:
-    """X and y of an `eval_set`: a pair, or a list of one, as other libraries take it."""
-    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ValueError("eval_set must be a pair (X, y)")
-    if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
-        raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
-    return pair[0], pair[1]
