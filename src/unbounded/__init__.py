@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from unbounded.training import DiskData as DiskData
     from unbounded.training import HeldOutAscent as HeldOutAscent
     from unbounded.training import Stream as Stream
-    from unbounded.training import fit as fit
     from unbounded.training import make_optimizer as make_optimizer
     from unbounded.training import step as step
+    from unbounded.training.fit import fit as fit
 
 __version__ = "0.1.0"
 
