@@ -535,6 +535,17 @@ def test_too_many_layers_are_told(playground):
     assert "64 layers" in playground.run("status.textContent")
 
 
+def test_errors_in_the_worker_are_told(playground):
+    playground.run("worker.postMessage({ type: 'nonsense' })")
+    playground.wait("state.stopped")
+    assert "Training stopped" in playground.run("status.textContent")
+    assert playground.run("document.getElementById('play').disabled")
+    click(playground, "reset")  # which begins anew
+    playground.wait("!state.stopped && !document.getElementById('play').disabled")
+    assert len(playground.complaints()) == 1
+    playground.events.clear()
+
+
 def test_everything_has_a_name(playground):
     playground.call("Accessibility.enable")
     nodes = playground.call("Accessibility.getFullAXTree")["nodes"]

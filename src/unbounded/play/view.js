@@ -137,6 +137,12 @@ worker.onmessage = ({ data }) => {
   show(data.type !== "news");
 };
 
+worker.onerror = (event) => {
+  HEARS.stopped({ why: event.message || "the browser does not let this page start a worker" });
+  say();
+  show();
+};
+
 let asked = false;
 let planeAsked = false;
 /** Draw at the next chance, once; the plane only if it has changed, since it takes longest. */
