@@ -203,7 +203,8 @@ def _marked(values: list[float]) -> list[str]:
 
 def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[str]:
     """The UDN beside networks of one depth, and whether it is as good as the best of them."""
-    means = Means(rows)
+    with_depths = {row["set"] for row in rows if row["model"] != "UDN"}
+    means = Means(_in_common([row for row in rows if row["set"] in with_depths]))
     depths = [name for name in means.names if name != "UDN"]
     sets = (
         [s for s in means.sets if not math.isnan(means.of(s, depths[0], score))] if depths else []
@@ -213,7 +214,7 @@ def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[
     lines = [f"{heading}, UDN and networks of one depth by the same recipe", ""]
     lines.append(f"| set | UDN | {' | '.join(depths)} | UDN − best, ± its standard error |")
     lines.append("|---" * (len(depths) + 3) + "|")
-    as_good = 0
+    as_good = several = 0
     for which in sets:
         values = [means.of(which, name, score) for name in ("UDN", *depths)]
         best = depths[int(np.nanargmin(values[1:]))]
@@ -222,11 +223,16 @@ def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[
             for split in means.splits
             if {(which, "UDN", split), (which, best, split)} <= means.values.keys()
         ]
-        error = np.std(pairs, ddof=1) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
-        as_good += np.mean(pairs) <= error
+        known = "one split"
+        if len(pairs) > 1:
+            error = np.std(pairs, ddof=1) / math.sqrt(len(pairs))
+            several, as_good = several + 1, as_good + bool(np.mean(pairs) <= error)
+            known = f"± {error:.2g}"
         cells = " | ".join(_marked(values))
-        lines.append(f"| {which} | {cells} | {np.mean(pairs):+.3g} ± {error:.2g} |")
-    lines += ["", f"As good as the best depth in hindsight: {as_good} of {len(sets)} sets."]
+        lines.append(f"| {which} | {cells} | {np.mean(pairs):+.3g}, {known} |")
+    if several:
+        of = f"{as_good} of {several} sets with several splits"
+        lines += ["", f"As good as the best depth in hindsight: {of}."]
     yield "\n".join(lines)
 
 
