@@ -1,5 +1,6 @@
 """README and docs: their code runs, their links lead somewhere, their names and commands exist."""
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -248,7 +249,8 @@ def modules():
     found = {"unbounded": ub}
     for each in pkgutil.walk_packages(ub.__path__, "unbounded."):
         if not each.name.endswith("__main__"):
-            found[each.name] = importlib.import_module(each.name)
+            with contextlib.suppress(ImportError):  # of a package that is an extra
+                found[each.name] = importlib.import_module(each.name)
     return found
 
 
@@ -259,12 +261,15 @@ def starts():
     estimator = ub.UDNRegressor(epochs=1, width=4).fit(np.ones((40, 2)), np.arange(40.0))
     found: dict[str, list[object]] = {"ub": [ub], "model": [model, estimator, ub.TableModel]}
     found |= {"layers": [model.layers], "history": [ub.training.History()]}
+    found |= {"trainer": [ub.training.Trainer]}
     found |= {"estimator": [estimator], "encoding": [ub.tables.Encoding], "family": [model.depth]}
     for name, module in modules().items():
         found.setdefault(name.rpartition(".")[2], []).append(module)
-        for word, value in vars(module).items():
+        for word in dir(module):
             if not word.startswith("__"):
-                found.setdefault(word, []).append(value)
+                values = found.setdefault(word, [])
+                with contextlib.suppress(ImportError):
+                    values.append(getattr(module, word))
     return found
 
 
@@ -294,7 +299,7 @@ AdamW SGD LBFGS DataLoader DistributedSampler IterableDataset TensorDataset
 DistributedDataParallel MLPRegressor MLPClassifier HistGradientBoosting RealMLP TypeError
 ValueError NetworkStack OneCycleLR
 """)
-FILES = "md txt json csv tsv udn onnx pt2 html svg npz npy log checkpoint safetensors toml lock cff"
+FILES = "md txt json csv tsv udn onnx pt2 html js css svg npz npy log checkpoint safetensors lock"
 ENDINGS = rf"\.({FILES.replace(' ', '|')})$"
 
 
