@@ -19,7 +19,7 @@ from torch import Tensor
 from unbounded import files
 from unbounded.depth import NO_MASS, DepthFamily, FiniteDepth, TruncatedPoisson, check_unbounded
 from unbounded.engines import Eager, Engine
-from unbounded.engines.base import TERMS
+from unbounded.engines.base import TERMS as _TERMS
 from unbounded.layers import Dense, Layers
 from unbounded.likelihoods import Categorical, Likelihood
 from unbounded.model import UDN
@@ -247,7 +247,7 @@ class _Steps(Callback):
         for number, epoch in enumerate(trainer.rows):
             steps = [each[number] for each in self.seen if each[number] is not None]
             assert epoch is not None
-            for term in TERMS:
+            for term in _TERMS:
                 mean = sum(step[term] for step in steps if step) / max(1, len(steps))
                 found, expected = torch.tensor(mean), torch.tensor(epoch[term])
                 _close(found, expected, f"{term} of an epoch's steps averages to its row", 1e-4)
