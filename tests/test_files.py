@@ -225,3 +225,17 @@ def test_saving_where_it_cannot_be(tmp_path):
     with pytest.raises(IsADirectoryError):
         ub.save(classifier(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("depth", ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2), ub.TruncatedNormal(2.0, 1.0))),
+        ("layers", ub.UDN(ub.Dense(2, 5, 2), ub.Categorical(2))),
+    ],
+)
+def test_siblings_that_differ_are_refused(tmp_path, part, other):
+    model = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))
+    with pytest.raises(ValueError, match=f"another {part}"):
+        ub.save(model, tmp_path / "m.udn", siblings=[other])
+    assert not list(tmp_path.iterdir())

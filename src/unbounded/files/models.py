@@ -39,8 +39,8 @@ def save(
             gives them back.
 
     Raises:
-        ValueError: if `load` would not read it: a weight is not finite, or an argument of a part
-            is beyond what a file can say. Nothing is written then.
+        ValueError: if `load` would not read it: a weight is not finite, an argument of a part
+            is beyond what a file can say, or siblings differ. Nothing is written then.
     """
     from unbounded import __version__
 
@@ -56,6 +56,13 @@ def save(
     }
     for part in PARTS:
         header[part] = describe(part, getattr(model, part))
+        for sibling in siblings:
+            its = describe(part, getattr(sibling, part))
+            if json.dumps(its) != json.dumps(header[part]):
+                raise ValueError(
+                    f"siblings are members of one ensemble, and one of them has another {part}: "
+                    f"{its['kind']}({its['config']}); save it to a file of its own"
+                )
     tensors: dict[str, Tensor] = {}
     text = json.dumps(header)
     placement = model.network.placement
