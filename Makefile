@@ -68,7 +68,7 @@ audit: setup  ## ask whether known vulnerabilities concern the locked versions
 	$(BIN)/python tools/audit.py
 
 dist: setup  ## build wheel and source archive into dist/ and check both
-	rm -rf build dist
+	rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tools/wheel.py dist/*.whl
