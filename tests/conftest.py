@@ -2,6 +2,7 @@
 
 import os
 import signal
+import warnings
 
 import pytest
 import torch
@@ -30,6 +31,16 @@ def _same_state():
     torch.manual_seed(1234)
     yield
     torch.set_num_threads(1)  # afterwards: a module's fixtures are made before this one
+
+
+@pytest.fixture
+def compiler():
+    """Of `torch.compile`, without what earlier tests left and with its own warnings let be."""
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.compiler.reset()
 
 
 @pytest.fixture

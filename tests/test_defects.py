@@ -341,18 +341,6 @@ def counting(calls):
     return backend
 
 
-@pytest.fixture
-def compiler():
-    """Of `torch.compile`, without what earlier tests left and with its own warnings let be."""
-    import warnings
-
-    torch.compiler.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.compiler.reset()
-
-
 @pytest.mark.usefixtures("compiler")
 def test_a_step_of_a_compiled_model_runs_the_compiled_code():
     calls = []

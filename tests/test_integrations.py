@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -478,16 +477,6 @@ def test_names_are_there_and_import_nothing_until_used():
 
 
 # Compilers and the page about all of this ---------------------------------------------------------
-
-
-@pytest.fixture
-def compiler():
-    """Of `torch.compile`, without what earlier tests left and with its own warnings let be."""
-    torch.compiler.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch.compiler.reset()
 
 
 def check_compiled(backend, layers):

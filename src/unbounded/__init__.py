@@ -85,15 +85,13 @@ _ROOMS = ("engines", "parallel", "steps", "training")  # `ub.training` without a
 if not TYPE_CHECKING:  # a type checker would take this as leave to use any name
 
     def __getattr__(name: str) -> object:
-        if name in _LAZY:
-            import importlib
+        import importlib
 
+        if name in _LAZY:
             value = getattr(importlib.import_module(_LAZY[name]), name)
             globals()[name] = value
             return value
         if name in _ROOMS:
-            import importlib
-
             return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

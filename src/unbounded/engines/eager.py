@@ -115,7 +115,9 @@ class Eager(Engine):
     def step_terms(self) -> list[Row | None]:
         """By what the step has noted for the epoch's row."""
         return [
-            step_row(m.steps, torch.stack(m.terms[-3:]).tolist()) if m.alive and m.terms else None
+            step_row(m.steps, torch.stack(m.terms[-len(TERMS) :]).tolist())
+            if m.alive and m.terms
+            else None
             for m in self.members
         ]
 

@@ -38,9 +38,9 @@ class LogTo(Logger):
         """One call for all."""
         self.run.log(values, step=step)
 
-    def note(self, text: str, step: int) -> None:
+    def note(self, depth: int, step: int) -> None:
         """The layer as a number, for a line over steps."""
-        self.run.log({"births": int(text.split()[-1])}, step=step)
+        self.run.log({"births": depth}, step=step)
 
 
 class MLflow(Logger):
@@ -76,9 +76,9 @@ class MLflow(Logger):
         """One call for all."""
         self._mlflow.log_metrics(values, step=step)
 
-    def note(self, text: str, step: int) -> None:
+    def note(self, depth: int, step: int) -> None:
         """The layer as a number, for a line over steps."""
-        self._mlflow.log_metric("births", float(text.split()[-1]), step=step)
+        self._mlflow.log_metric("births", float(depth), step=step)
 
     def on_fit_end(self, trainer: "Trainer") -> None:
         """End the run, if it was begun here."""

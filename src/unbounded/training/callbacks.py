@@ -115,15 +115,15 @@ class Logger(Callback, ABC):
     def write(self, values: dict[str, float], step: int) -> None:
         """Numbers by name, at a step of training."""
 
-    def note(self, text: str, step: int) -> None:
-        """A line about a birth; a subclass without a place for it leaves it out."""
+    def note(self, depth: int, step: int) -> None:
+        """The birth of a layer; a subclass without a place for it leaves it out."""
 
     def on_birth(self, trainer: "Trainer", depths: range) -> None:
         """A note for each layer."""
         step = trainer.members[trainer.member].history.births[-1]["step"]
         for depth in depths:
             if self.writes:
-                self.note(f"layer {depth}", step)
+                self.note(depth, step)
 
     def on_step_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
         """The ELBO and its terms."""
@@ -166,10 +166,10 @@ class TensorBoard(Logger):
         for name, value in values.items():
             self._writer.add_scalar(name, value, int(values.get("epoch", step)))
 
-    def note(self, text: str, step: int) -> None:
+    def note(self, depth: int, step: int) -> None:
         """An entry among the texts."""
         assert self._writer is not None
-        self._writer.add_text("births", text, step)
+        self._writer.add_text("births", f"layer {depth}", step)
 
     def on_fit_end(self, trainer: "Trainer") -> None:
         """Close the file."""
