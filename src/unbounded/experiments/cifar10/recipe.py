@@ -15,6 +15,7 @@ from unbounded.baselines import dun_of, plain
 from unbounded.data.images import Images
 from unbounded.experiments.cifar10 import models
 from unbounded.layers import Whitened, whitening_filters
+from unbounded.layers.convolutional import FORMS
 from unbounded.likelihoods import SmoothedCategorical
 from unbounded.priors import DepthPrior
 from unbounded.training import (
@@ -72,6 +73,7 @@ class Recipe:
         layer_price: of the rule "ascent": what the prior on the depth, a geometric one, asks for a
             further layer, in nats.
         width: channels of the stem.
+        block: "bottleneck", the paper's, or "basic", those of ResNet-18; see `ResidualConv`.
         init: of new blocks, see `ResidualConv`.
         crop: largest shift of a training image, in pixels.
         pad: what a shift uncovers.
@@ -122,6 +124,7 @@ class Recipe:
     prior_rate: float = 1.0
     layer_price: float = 10.0
     width: int = 64
+    block: str = "bottleneck"
     init: str = "identity"
     crop: int = 4
     pad: str = "reflect"
@@ -244,6 +247,7 @@ class Parts(NamedTuple):
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
+    "block": tuple(FORMS),
     "decay": ("cosine", "linear"),
     "optimizer": ("sgd", "muon"),
     "flip": ("random", "alternating"),
