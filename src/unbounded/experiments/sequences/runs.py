@@ -118,7 +118,7 @@ def train(run: Run, settings: Settings, place: Place) -> Row:
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     seconds = before + time.perf_counter() - start
-    row = score(run, model, result, data)
+    row = score(run, model, result, data, settings)
     row["seconds"] = round(seconds, 2)
     if place.models is not None and run.depth is None:
         place.models.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def _fast_products() -> Iterator[None]:
 
 
 @torch.no_grad()
-def score(run: Run, model: UDN, result: FitResult, data: Data) -> Row:
+def score(run: Run, model: UDN, result: FitResult, data: Data, settings: Settings) -> Row:
     """The row of a run: the error or the bits a token on fresh rows, its depth, what it cost."""
     x, y = data.test
     right, nats, count = 0.0, 0.0, 0.0
@@ -158,7 +158,7 @@ def score(run: Run, model: UDN, result: FitResult, data: Data) -> Row:
         **dataclasses.asdict(run.problem),
         "model": run.model,
         "depth": run.depth,
-        "width": model.layers.width,
+        "width": settings.width if run.width is None else run.width,
         "seed": run.seed,
         "error": round(1 - right / count, 6),
         "nats": round(nats / count, 6),
