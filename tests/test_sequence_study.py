@@ -11,7 +11,7 @@ from unbounded.experiments.sequences import recipe, runs, table
 
 SMALL = (
     "--quick --depths 1 2 --text-depths 1 2 --width 8 --heads 1 --rows 8 --steps 4 "
-    "--text-steps 4 --device cpu"
+    "--word-steps 4 --text-steps 4 --device cpu"
 )
 
 

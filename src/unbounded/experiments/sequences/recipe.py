@@ -45,7 +45,8 @@ class Settings:
         mixed: whether induction is learnt with fewer hops as well, and asked for k alone.
         rows: sequences of a batch.
         word_rows: of a batch of word problems, which are short.
-        steps: batches that each network is trained on.
+        steps: batches of induction that each network is trained on.
+        word_steps: batches of word problems.
         looks: epochs that they are divided into: how often a UDN may move its depth.
         lr: the highest learning rate, from which it falls along half a cosine.
         average: decay a step of the moving average of all parameters.
@@ -76,7 +77,8 @@ class Settings:
     mixed: bool = True
     rows: int = 64
     word_rows: int = 256
-    steps: int = 4000
+    steps: int = 6000
+    word_steps: int = 3000
     looks: int = 100
     lr: float = 0.002
     average: float = 0.99
@@ -104,6 +106,7 @@ QUICK = Settings(
     rows=32,
     word_rows=32,
     steps=120,
+    word_steps=120,
     looks=12,
     lr=0.003,
     average=0.9,
@@ -311,7 +314,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
             if unknown or not chosen:
                 raise StudyError(f"--{name} must be among {', '.join(known)}, got {words}")
             changes[name] = tuple(chosen)
-    least = {"width": 1, "heads": 1, "steps": 1, "text_steps": 1, "rows": 1}
+    least = {"width": 1, "heads": 1, "steps": 1, "word_steps": 1, "text_steps": 1, "rows": 1}
     least |= {"equal_to": 1, "looks": 1, "most": 1, "text_most": 1}
     for name, low in {**least, "hop_length": 2, "letters": 2}.items():
         value = getattr(options, name)

@@ -69,10 +69,12 @@ def data_of(run: Run, settings: Settings, text: Text | None, device: str = "cpu"
     if problem.task == "text":
         assert text is not None
         return _text(problem, settings, text, device)
-    rows = settings.rows if problem.task == "hops" else settings.word_rows
+    rows, steps = settings.rows, settings.steps
+    if problem.task == "words":
+        rows, steps = settings.word_rows, settings.word_steps
     task = task_of(problem, settings, rows, device)
     tokens = rows * task.time
-    stream, epochs = Stream.for_budget(task, settings.steps * tokens, tokens, settings.looks)
+    stream, epochs = Stream.for_budget(task, steps * tokens, tokens, settings.looks)
     test = task_of(problem, settings, settings.test_rows)
     draw = test.hardest if isinstance(test, Hops) else test
     x, y = draw(torch.Generator().manual_seed(_TEST_SEED + run.seed))
