@@ -10,7 +10,7 @@ import unbounded as ub
 from unbounded import UDNClassifier, UDNRegressor
 from unbounded.estimators.calibration import HeldOutPredictions, _highest, calibrate
 from unbounded.estimators.rows import Scaling, Scalings, WeightedRows
-from unbounded.likelihoods import LearntNoise
+from unbounded.likelihoods import BalancedGaussian, LearntNoise
 
 NO_SCALING = Scaling(np.zeros(3), np.ones(3))
 
@@ -62,6 +62,18 @@ def test_the_noise_is_the_most_likely_one(members):
     assert calibrate(HeldOutPredictions(models, scalings, held)) == pytest.approx(
         1, abs=0.02
     )  # once is enough
+
+
+def test_noise_from_the_heads_is_multiplied_as_a_whole():
+    held = rows()
+    made = model(BalancedGaussian(1.0, floor=0.2), 2)
+    torch.nn.init.normal_(made.network.heads["1"].weight)
+    before = made.predict(torch.from_numpy(held.x)).components()[1]
+    scalings = Scalings(NO_SCALING, Scaling(np.zeros(1), np.ones(1)))
+    factor = calibrate(HeldOutPredictions([made], scalings, held))
+    assert abs(np.log(factor)) > 0.01
+    after = made.predict(torch.from_numpy(held.x)).components()[1]
+    torch.testing.assert_close(after, factor * before)
 
 
 def test_few_rows_make_intervals_wider():

@@ -129,7 +129,8 @@ def friedman():
 def test_a_regressor_with_bent_noise_in_units(friedman, tmp_path):
     X, y = friedman
     y = 1e6 + 100 * y  # an offset that single precision would blur
-    model = UDNRegressor(**SHORT, n_members=2, depth=ub.FixedDepth(2)).fit(X, y)
+    options = {"n_members": 2, "depth": ub.FixedDepth(2), "likelihood": ub.Gaussian()}
+    model = UDNRegressor(**SHORT, **options).fit(X, y)
     for member in model.members_:
         member.likelihood.noise.bend([([-1.0, 0.5], [-0.3, 0.4])])
     model.levels_ = [Levels((EDGES**2).tolist())]  # as if held-out rows had asked for them

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unbounded as ub
-from unbounded.likelihoods import FixedNoise, InputNoise, LearntNoise, Likelihood
+from unbounded.likelihoods import (
+    BalancedGaussian,
+    FixedNoise,
+    InputNoise,
+    LearntNoise,
+    Likelihood,
+)
 
 DEPTH, BATCH = 4, 9
 
@@ -227,3 +233,39 @@ def test_one_target_may_have_no_axis_of_its_own():
     )
     prediction = model.predict(x)
     torch.testing.assert_close(prediction.log_prob(y), prediction.log_prob(y[:, None]))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_balanced_slopes_of_several_targets(beta):
+    """Each target's slopes are weighed by its own σ^2β; values stay."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(3, 9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    balanced = BalancedGaussian(beta, num_targets=2).double()
+    with torch.no_grad():
+        balanced.noise.log_scale.copy_(torch.tensor([0.3, -0.7]))
+    means, scales = balanced.noise.split(outputs)
+    each = torch.distributions.Normal(means, scales).log_prob(y)
+    value = balanced.log_prob(outputs, y)
+    torch.testing.assert_close(value, each.sum(-1))
+    weights = scales.detach() ** (2 * beta)
+    weights = weights / weights.mean(1, keepdim=True)
+    (slope,) = torch.autograd.grad(value.sum(), outputs, retain_graph=True)
+    (wanted,) = torch.autograd.grad((weights * each).sum(), outputs)
+    torch.testing.assert_close(slope, wanted)
+    if beta == 1.0:  # least squares, target by target
+        pull = slope[..., :2] / (y - means.detach())
+        torch.testing.assert_close(pull, pull[:, :1].expand_as(pull))
+
+
+def test_balanced_gaussians_are_rebuilt_from_files(tmp_path):
+    layers = ub.PreNormDense(2, 8, 4)
+    model = ub.UDN(layers, BalancedGaussian(0.75, 0.01, num_targets=2), ub.FixedDepth(2))
+    with torch.no_grad():
+        model.likelihood.noise.log_scale.copy_(torch.tensor([0.5, -1.0]))
+    ub.save(model, tmp_path / "m.udn")
+    again = ub.load(tmp_path / "m.udn")
+    assert again.likelihood.config() == {"beta": 0.75, "floor": 0.01, "num_targets": 2}
+    assert torch.equal(again.likelihood.noise.log_scale, model.likelihood.noise.log_scale)
+    x = torch.randn(5, 2)
+    assert torch.equal(ub.predict(again, x).variance, ub.predict(model, x).variance)

@@ -50,8 +50,10 @@ def add_layer(network):
     "change",
     [
         lambda m: m.network.heads["1"].bias.detach().add_(1),
-        lambda m: setattr(m.network.heads["1"].bias, "data", torch.tensor([5.0])),
-        lambda m: setattr(m.network.heads["1"], "bias", torch.nn.Parameter(torch.tensor([5.0]))),
+        lambda m: setattr(m.network.heads["1"].bias, "data", torch.tensor([5.0, 0.0])),
+        lambda m: setattr(
+            m.network.heads["1"], "bias", torch.nn.Parameter(torch.tensor([5.0, 0.0]))
+        ),
         lambda m: add_layer(m.network),
         lambda m: m.network.heads["1"].register_forward_hook(lambda *given: given[2] + 1),
         lambda m: m.load_state_dict({k: v + 0.1 for k, v in m.state_dict().items()}),

@@ -142,7 +142,9 @@ def test_small_tables_have_noise_that_follows_the_mean():
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(260, 2)).astype(np.float32)
     y = np.exp(3 * X[:, 0]) * (1 + 0.3 * rng.normal(size=len(X)))
-    model = UDNRegressor(random_state=0, epochs=25, width=16).fit(X[:200], y[:200])
+    constant = ub.Gaussian()  # but for its bend
+    model = UDNRegressor(random_state=0, epochs=25, width=16, likelihood=constant)
+    model.fit(X[:200], y[:200])
     assert 20 <= len(model.conformal_scores_) < 40
     assert model.model_.likelihood.noise.bends
     _, std = model.predict(X[200:], return_std=True)
@@ -171,8 +173,9 @@ def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
     X = rng.normal(size=(2400, 3)).astype(np.float32)
     size = np.exp(0.8 * X[:, 0] + 0.4 * X[:, 1])
     y = size * (1 + 0.25 * rng.normal(size=len(X)))
-    model = UDNRegressor(random_state=0, quality="fast").fit(X[:1600], y[:1600])
-    plain = UDNRegressor(random_state=0, quality="fast", calibrate=False).fit(X[:1600], y[:1600])
+    options = {"random_state": 0, "quality": "fast", "likelihood": ub.Gaussian()}
+    model = UDNRegressor(**options).fit(X[:1600], y[:1600])
+    plain = UDNRegressor(**options, calibrate=False).fit(X[:1600], y[:1600])
     X, y = X[1600:], y[1600:]
     assert np.array_equal(model.predict(X), plain.predict(X))  # the mean is what it was
     groups = np.array_split(np.argsort(model.predict(X)), 4)
@@ -193,6 +196,7 @@ def test_intervals_hold_as_many_small_values_as_large_ones(tmp_path):
 def test_a_bend_is_of_its_own_training():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 2)).astype(np.float32), rng.normal(size=60)
-    model = UDNRegressor(random_state=0, epochs=1, width=8, warm_start=True, calibrate=False)
+    options = {"random_state": 0, "epochs": 1, "width": 8, "likelihood": ub.Gaussian()}
+    model = UDNRegressor(**options, warm_start=True, calibrate=False)
     model.fit(X, y).model_.likelihood.noise.bend([BEND])
     assert not model.fit(X, y).model_.likelihood.noise.bends

@@ -23,12 +23,11 @@ from unbounded.depth import TruncatedPoisson
 from unbounded.experiments import pages
 from unbounded.experiments.uci import estimator, figure, published, scores, study, table
 from unbounded.experiments.uci import recipe as recipe_
-from unbounded.experiments.uci.likelihood import BalancedGaussian
 from unbounded.experiments.uci.models import ENSEMBLES, LABELS, TABLES, build, single_models
 from unbounded.experiments.uci.published import Estimate
 from unbounded.experiments.uci.recipe import Recipe, rounding, training_rows, validation_parts
 from unbounded.experiments.uci.recipe import table as standardised
-from unbounded.likelihoods import Gaussian
+from unbounded.likelihoods import BalancedGaussian, Gaussian
 
 TINY = Recipe(width=8, steps=30, scales=(0.3, 1.0), parts=2, lr=0.02)
 

@@ -19,9 +19,10 @@ from unbounded.likelihoods import (
     LearntNoise,
     MultiLabel,
     Prediction,
+    ScaledInputNoise,
 )
 from unbounded.likelihoods.categorical import ClassLikelihood, ClassPrediction
-from unbounded.likelihoods.gaussian import GaussianPrediction
+from unbounded.likelihoods.gaussian import GaussianPrediction, Noise
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
 
@@ -103,7 +104,7 @@ def calibrate(held: HeldOutPredictions) -> float:
     y = held.tensors[1][:_MOST_ROWS].to(device)
     weights = held.rows.weights[:_MOST_ROWS]
     members = [replace(one, outputs=one.outputs[:, :_MOST_ROWS]) for one in held.members]
-    if isinstance(models[0].likelihood.single, Gaussian):
+    if isinstance(_noise(models[0]), LearntNoise):
         straighten(models)
         seen, learnt = _errors(members, y, weights), None
         if held.learnt is not None:
@@ -128,10 +129,15 @@ def calibrate(held: HeldOutPredictions) -> float:
 
 def straighten(models: Sequence[UDN]) -> None:
     """Take away the bends that an earlier training has left in the noise."""
-    for model in models:
-        likelihood = model.likelihood.single
-        if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
-            likelihood.noise.bend(())
+    for noise in map(_noise, models):
+        if isinstance(noise, LearntNoise):
+            noise.bend(())
+
+
+def _noise(model: UDN) -> Noise | None:
+    """Of a model of numbers."""
+    likelihood = model.likelihood.single
+    return likelihood.noise if isinstance(likelihood, Gaussian) else None
 
 
 def _errors(members: Sequence[Prediction], y: Tensor, weights: Array) -> list[Errors]:
@@ -174,12 +180,14 @@ def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] 
     likelihood = models[0].likelihood.single
     if of_classes != isinstance(likelihood, ClassLikelihood | MultiLabel):
         return None  # a likelihood of the wrong kind: predictions will say so
-    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
-        scales = [m.likelihood.single.noise.log_scale for m in models]  # type: ignore[union-attr]
+    if isinstance(_noise(models[0]), LearntNoise | ScaledInputNoise):
+        noises: list[Any] = [_noise(model) for model in models]
 
         def widen(factor: float) -> None:
-            for scale in scales:
-                scale += math.log(factor)  # type: ignore[operator]
+            for noise in noises:
+                noise.log_scale += math.log(factor)
+                if isinstance(noise, ScaledInputNoise):
+                    noise.floor *= factor
 
         return widen
     if of_classes:

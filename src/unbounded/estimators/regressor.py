@@ -18,11 +18,13 @@ from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
 from unbounded.estimators.targets import check_numbers, check_targets
-from unbounded.likelihoods import Gaussian, LearntNoise, Likelihood
+from unbounded.layers import Layers
+from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, Likelihood
 from unbounded.likelihoods.categorical import ClassLikelihood
 from unbounded.likelihoods.gaussian import GaussianPrediction
 from unbounded.predictive import combine
 from unbounded.schema import FileError, flag
+from unbounded.training import preset
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -240,7 +242,10 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             raise FileError(f"the field {where}.single_target is true, there are {columns} targets")
 
     def _default_likelihood(self, size: int) -> Likelihood:
-        return Gaussian(LearntNoise(num_targets=size))
+        balance = preset(self.preset).balance
+        if balance is None or isinstance(self.layers, Layers):  # whose heads give the means
+            return Gaussian(LearntNoise(num_targets=size))
+        return BalancedGaussian(balance, num_targets=size)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

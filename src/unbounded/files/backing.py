@@ -10,7 +10,7 @@ from unbounded.depth import QuantileFamily
 from unbounded.files.contents import under
 from unbounded.files.parts import CONCENTRATION
 from unbounded.likelihoods import Gaussian
-from unbounded.likelihoods.gaussian import LearntNoise
+from unbounded.likelihoods.gaussian import LearntNoise, ScaledInputNoise
 from unbounded.schema import FileError
 
 _FAR = 1000  # λ this far beyond the layers is looked at no further
@@ -49,7 +49,7 @@ def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> Non
     config, prefix = described["config"], "likelihood."
     if "each" in config:  # of several members
         config, prefix = config["each"], "likelihood.each."
-    noise = config.get("noise", {})
+    noise = config if "beta" in config else config.get("noise", {})
     if "num_targets" in noise:
         _check_shape(f"{prefix}noise.log_scale", state, (noise["num_targets"],))
     if len(noise.get("bends", ())) not in (0, noise.get("num_targets")):
@@ -143,7 +143,9 @@ def check_outputs(model: Any) -> None:
     members = getattr(model.layers, "members", None)
     places = [1] * (likelihood.output_axes - 1) if members is None else [members]
     model.likelihood.check_outputs(model.anchor.new_zeros(1, 1, *places, size))
-    if isinstance(likelihood, Gaussian) and isinstance(likelihood.noise, LearntNoise):
+    if isinstance(likelihood, Gaussian) and isinstance(
+        likelihood.noise, LearntNoise | ScaledInputNoise
+    ):
         scales = likelihood.noise.log_scale.detach().float().exp()
         if not bool(((scales > 0) & (scales < math.inf)).all()):
             raise FileError("its noise has a scale of zero or beyond all numbers")

@@ -29,6 +29,7 @@ from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
 from unbounded.layers.transformer import POSITIONS
 from unbounded.likelihoods import (
+    BalancedGaussian,
     Bernoulli,
     Categorical,
     Gaussian,
@@ -119,6 +120,7 @@ _NOISE = _by_kind(
         "FixedNoise": {"scale": _POSITIVE},
         "LearntNoise": {"num_targets": _SIZE},
         "InputNoise": {"floor": real(0)},
+        "ScaledInputNoise": {"floor": real(0), "num_targets": _SIZE},
     },
     maybe={"LearntNoise": {"bends": list_of(optional(_bend))}},
 )
@@ -129,6 +131,7 @@ _LIKELIHOODS: dict[Any, Mapping[str, Check]] = {
     Bernoulli: {},
     MultiLabel: {"num_labels": _SIZE},
     Gaussian: {"noise": _NOISE},
+    BalancedGaussian: {"beta": real(0, 1), "floor": real(0), "num_targets": _SIZE},
 }
 _MEMBERS: Mapping[str, Check] = {
     "each": _by_kind({cls.__name__: fields for cls, fields in _LIKELIHOODS.items()}),

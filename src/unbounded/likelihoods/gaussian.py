@@ -148,8 +148,38 @@ class InputNoise(Noise):
         return {"floor": self.floor}
 
 
+class ScaledInputNoise(Noise):
+    """σ(x) = floor + s·softplus(ρ(x)): heads give mean and ρ; s is one learnt number per target.
+
+    s makes the level of the noise a single number, that training finds soon and that can be
+    calibrated afterwards.
+
+    Args:
+        floor: the smallest σ.
+        num_targets: targets, each with its own s.
+    """
+
+    outputs_per_target = 2
+
+    def __init__(self, floor: float = 1e-3, num_targets: int = 1):
+        super().__init__()
+        self.floor, self.num_targets = float(floor), int(num_targets)
+        if not (self.floor >= 0 and math.isfinite(self.floor)):
+            raise ValueError(f"floor must be a finite number of at least 0, got {floor}")
+        self.log_scale = nn.Parameter(torch.zeros(self.num_targets))
+
+    def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The first half of the outputs are the means, the second half gives the scales."""
+        means, raw = outputs.chunk(2, -1)
+        return means, self.floor + self.log_scale.exp() * F.softplus(raw)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this noise; s itself travels as a parameter."""
+        return {"floor": self.floor, "num_targets": self.num_targets}
+
+
 NOISES: dict[str, type[Noise]] = {
-    cls.__name__: cls for cls in (FixedNoise, LearntNoise, InputNoise)
+    cls.__name__: cls for cls in (FixedNoise, LearntNoise, InputNoise, ScaledInputNoise)
 }
 
 
@@ -235,7 +265,8 @@ class Gaussian(Likelihood):
     """p(y; Ω) = N(y; μ, σ²), the heads giving μ; targets are independent given x.
 
     Args:
-        noise: `LearntNoise()` (the default), `FixedNoise(scale)` or `InputNoise()`.
+        noise: `LearntNoise()` (the default), `FixedNoise(scale)`, `InputNoise()` or
+            `ScaledInputNoise()`.
     """
 
     score_name = "rmse"
@@ -254,9 +285,13 @@ class Gaussian(Likelihood):
         """`(depth, batch, outputs)` and `(batch, target)`, or `(batch,)`, → `(depth, batch)`."""
         if y.dim() == 1:  # one target; else rows would be compared with all other rows
             y = y[:, None]
-        means, scales = self.noise.split(outputs)
+        return self._log_density(*self.noise.split(outputs), y).sum(-1)
+
+    @staticmethod
+    def _log_density(means: Tensor, scales: Tensor, y: Tensor) -> Tensor:
+        """Of each target: `(depth, batch, target)`."""
         z = (y - means) / scales
-        return (-0.5 * z.square() - scales.log() - _LOG_SQRT_2PI).sum(-1)
+        return -0.5 * z.square() - scales.log() - _LOG_SQRT_2PI
 
     def guess(self, y: Tensor) -> Tensor:
         """A normal distribution with the targets' mean and variance: `(batch,)`."""
@@ -323,3 +358,48 @@ class Gaussian(Likelihood):
         """The likelihood that `config` describes."""
         arguments = dict(noise)
         return cls(NOISES[arguments.pop("kind")](**arguments))
+
+
+class BalancedGaussian(Gaussian):
+    """A Gaussian with noise that depends on the input, whose slopes are weighed by σ(x)^2β.
+
+    The density is the Gaussian's, with `ScaledInputNoise`. Its slope in the mean is (y − μ)/σ²:
+    rows that are badly fitted early are given a large σ, and then hardly pull any more. Multiplying
+    each row's slope by σ^2β, divided by its mean over the batch, takes that back in part (β-NLL;
+    Seitzer et al., 2022). β = 0 is maximum likelihood; with β = 1 the mean is learnt as by least
+    squares. Values are not touched, so that the depth posterior sees the ELBO itself. (With
+    micro-batches or several processes the mean over the batch is that of the rows which are
+    computed together.)
+
+    Args:
+        beta: β, from 0 to 1.
+        floor: the smallest σ.
+        num_targets: targets, each with a scale of its own.
+    """
+
+    def __init__(self, beta: float = 0.5, floor: float = 1e-3, num_targets: int = 1):
+        super().__init__(ScaledInputNoise(floor, num_targets))
+        if not 0 <= beta <= 1:
+            raise ValueError(f"beta must be between 0 and 1, got {beta}")
+        self.beta = float(beta)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """`(depth, batch, 2·target)` and `(batch, target)` → `(depth, batch)`."""
+        if y.dim() == 1:
+            y = y[:, None]
+        means, scales = self.noise.split(outputs)
+        log_density = self._log_density(means, scales, y)
+        weights = scales.detach().pow(2 * self.beta)
+        weights = weights / weights.mean(-2, keepdim=True)
+        # The value is log_density, the slope that of weights · log_density.
+        weighed = weights * log_density
+        return (weighed + (log_density - weighed).detach()).sum(-1)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that rebuild this likelihood."""
+        return {"beta": self.beta, **self.noise.config()}
+
+    @classmethod
+    def from_config(cls, **arguments: Any) -> "BalancedGaussian":  # type: ignore[override]
+        """The likelihood that `config` describes."""
+        return cls(**arguments)

@@ -9,7 +9,7 @@ from torch import Tensor
 from unbounded.likelihoods.base import Likelihood, Prediction
 from unbounded.likelihoods.bernoulli import Bernoulli
 from unbounded.likelihoods.categorical import Categorical
-from unbounded.likelihoods.gaussian import Gaussian
+from unbounded.likelihoods.gaussian import BalancedGaussian, Gaussian
 from unbounded.likelihoods.labels import MultiLabel
 
 MOST = 1024
@@ -133,7 +133,7 @@ class Members(Likelihood):
 
 
 KINDS: dict[str, type[Likelihood]] = {
-    cls.__name__: cls for cls in (Categorical, Bernoulli, MultiLabel, Gaussian)
+    cls.__name__: cls for cls in (Categorical, Bernoulli, MultiLabel, Gaussian, BalancedGaussian)
 }
 
 

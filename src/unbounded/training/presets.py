@@ -49,6 +49,8 @@ class Preset:
         numbers: rates where the targets are numbers.
         classes: rates where they are classes, which are soon learnt by heart.
         ramps: of `TableDense`, of each column, where the targets are numbers; 0 for none.
+        balance: β of `BalancedGaussian`, noise that depends on the input, where the targets are
+            numbers; None for a noise that is one number.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Preset:
     numbers: Rates = Rates()
     classes: Rates = Rates()
     ramps: int = 0
+    balance: float | None = None
 
     def built(
         self,
@@ -153,6 +156,7 @@ PRESETS = {
             Rates(0.01, 0.02),
             Rates(0.005, 0.3),
             ramps=16,
+            balance=1.0,
         ),
         Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )

@@ -11,9 +11,9 @@ from unbounded.depth import (
     TruncatedConwayMaxwell,
     TruncatedPoisson,
 )
-from unbounded.experiments.uci.likelihood import BalancedGaussian
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.layers import Dense
+from unbounded.likelihoods import BalancedGaussian
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, UniformDepth
 
