@@ -217,15 +217,38 @@ def test_tables_and_figures_of_an_evaluation(study):
     assert (folder / "exits.svg").is_file()
     assert (folder / "reliability.svg").is_file()
     figure = Figure()
-    evaluated.exits(figure, found, evaluated.read(folder))
+    runs = evaluated.read(folder)
+    evaluated.exits(figure, {"": (found, runs)})
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[0].startswith("UDN, ascent from 2, rows stop")
+    assert labels[0] == "UDN, ascent from 2,\nrows stop"
     assert labels[-1] == "Ω, fixed depth"
     early = figure.axes[0].lines[0]
     udn = next(one for one in found if "exits" in one)
     assert list(early.get_xdata()) == [point["layers"] for point in udn["exits"]]
     with pytest.raises(evaluated.NothingToDraw, match="infers a depth"):
-        evaluated.exits(Figure(), [one for one in found if "exits" not in one], [])
+        evaluated.exits(Figure(), {"": ([one for one in found if "exits" not in one], [])})
+
+
+def test_an_evaluation_is_drawn_again_without_training(study):
+    folder, _, words = study
+    pages = {name: (folder / name).read_text() for name in ("evaluation.md", "exits.svg")}
+    for name in pages:
+        (folder / name).write_text("something else")
+    assert main([*words, "--no-train"]) == 0
+    for name, text in pages.items():
+        assert (folder / name).read_text() == text
+
+
+def test_a_fixed_depth_with_as_much_work(study):
+    folder, _, _ = study
+    runs = [r for r in evaluated.read(folder) if r["run"]["model"] == "2"][:1]
+    assert evaluated.at_equal_work(runs, runs[0]["flops"]) is None  # one is no line
+    deep = {**runs[0], "run": {**runs[0]["run"], "model": "4"}, "test_accuracy": 0.9}
+    deep |= {"flops": 3 * runs[0]["flops"]}
+    both = [*runs, deep]
+    middle = evaluated.at_equal_work(both, 2 * runs[0]["flops"])
+    assert middle == pytest.approx((runs[0]["test_accuracy"] + 0.9) / 2)
+    assert evaluated.at_equal_work(both, 3.1 * runs[0]["flops"]) is None
 
 
 def test_what_was_looked_at_is_kept(study, monkeypatch, capsys):
