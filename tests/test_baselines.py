@@ -12,10 +12,13 @@ import unbounded as ub
 from unbounded.baselines import (
     MDEQ,
     BareODE,
+    ChannelDropout,
+    Dropped,
     ResNet18,
     SharedHeadConv,
     StemODE,
     Whole,
+    dropping,
     dun_of,
     plain,
 )
@@ -339,3 +342,63 @@ def test_what_a_graph_can_hold_is_said():
 def test_unknown_gradients_are_refused(gradient):
     with pytest.raises(ValueError, match="gradient must be one of"):
         MDEQ(3, 4, gradient=gradient)
+
+
+# Dropout
+
+
+def test_a_share_of_the_channels_is_left_out():
+    layer = ChannelDropout(0.3)
+    x = torch.randn(400, 50, 2, 2)
+    first, second = layer(x), layer(x)
+    gone = (first == 0).flatten(2)
+    assert torch.equal(gone.all(2), gone.any(2))  # whole channels
+    kept = ~gone.all(2)
+    assert (~kept).float().mean().item() == pytest.approx(0.3, abs=0.015)  # four deviations
+    torch.testing.assert_close(first[kept], x[kept] / 0.7)
+    # Masks of two batches, rows or channels are as independent as they look.
+    other = (second != 0).flatten(2).any(2)
+    for a, b in ((kept, other), (kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1])):
+        pairs = torch.stack([a.flatten().float(), b.flatten().float()])
+        assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.03
+    assert torch.equal(layer.eval()(x), x)
+
+
+def test_masks_go_by_the_seed_and_go_on_from_a_state():
+    generator = torch.Generator().manual_seed(3)
+    with drawing_from(generator):
+        layer = ChannelDropout(0.5)
+    with drawing_from(generator.manual_seed(3)):
+        twin = ChannelDropout(0.5)
+    x = torch.ones(8, 6)
+    assert torch.equal(layer(x), twin(x))
+    state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    after = layer(x)
+    twin.load_state_dict(state)
+    assert torch.equal(twin(x), after)
+    assert not torch.equal(ChannelDropout(0.5)(x), after)
+
+
+@pytest.mark.parametrize("where", ["head", "blocks"])
+def test_dropout_in_training_and_in_predictions(where):
+    layers = Dropped(ub.ResidualConv(3, 4, width=4, stages=(1, 1)), 0.5, where)
+    model = ub.UDN(layers, ub.Categorical(4), ub.FixedDepth(3), seed=1)
+    data = images()
+    ub.fit(model, data, epochs=2, batch_size=16, lr=0.05, progress=False)
+    count = sum(isinstance(module, ChannelDropout) for module in model.modules())
+    assert count == {"head": 1, "blocks": 2}[where]
+    inputs = data.inputs()
+    plain_probs = model.predict(inputs).probs
+    assert torch.equal(model.predict(inputs).probs, plain_probs)
+    seen = [m.seen.item() for m in model.modules() if isinstance(m, ChannelDropout)]
+    with dropping(model):
+        passes = [model.predict(inputs).probs for _ in range(2)]
+    with dropping(model):
+        again = model.predict(inputs).probs
+    assert not torch.equal(passes[0], passes[1])
+    assert torch.equal(passes[0], again)
+    assert [m.seen.item() for m in model.modules() if isinstance(m, ChannelDropout)] == seen
+    assert torch.equal(model.predict(inputs).probs, plain_probs)
+    for wrong in ((0.0, "head"), (1.0, "head"), (0.5, "tail")):
+        with pytest.raises(ValueError, match="must be"):
+            Dropped(layers, *wrong)

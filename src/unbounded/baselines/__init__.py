@@ -1,5 +1,8 @@
 """What the paper compares with, and what a user would take instead."""
 
+from unbounded.baselines.dropout import ChannelDropout as ChannelDropout
+from unbounded.baselines.dropout import Dropped as Dropped
+from unbounded.baselines.dropout import dropping as dropping
 from unbounded.baselines.dun import DUNLayers as DUNLayers
 from unbounded.baselines.dun import SharedHeadConv as SharedHeadConv
 from unbounded.baselines.dun import dun as dun

@@ -84,6 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluate", action="store_true", help="look at kept models; no training")
     foreign = "foreign images for --evaluate: folders, files, or digits, photographs"
     add("--ood", nargs="+", default=[], metavar="SOURCE", help=foreign)
+    passes = "predictions of models with dropout that --evaluate averages (default: 20)"
+    add("--passes", type=int, default=20, metavar="N", help=passes)
     add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
     add("--no-train", action="store_true", help="tables and figures of all recipes, or of --out")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
@@ -129,12 +131,14 @@ def _evaluate(options: argparse.Namespace) -> None:
     from unbounded.experiments.cifar10.evaluation import Evaluation
 
     folder = _folder(options)
+    if options.passes < 1:
+        raise StudyError(f"--passes must be at least 1, got {options.passes}")
     device = usable_device(options.device)
     images = cifar10.load(options.data)
     if (folder / MARK).is_file():
         images = cifar10.CIFAR10(*quick_images(images))
     try:
-        found = Evaluation(folder, images, device, options.ood, options.again).run()
+        found = Evaluation(folder, images, device, options.ood, options.again, options.passes).run()
     except (ValueError, ImportError) as error:
         raise StudyError(str(error)) from None
     show(evaluated.write(folder, found))

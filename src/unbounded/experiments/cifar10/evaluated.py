@@ -254,13 +254,18 @@ def _name(one: Found) -> str:
     run = one["run"]
     how = f", {run['rule']} from {run['lambda0']:g}" if run["model"] == "udn" else ""
     several = f"{one['members']} × " if one["members"] > 1 else ""
-    return f"{several}{label(run['model'])}{how}"
+    dropped = f", {one['passes']} passes of dropout" if one.get("passes") else ""
+    return f"{several}{label(run['model'])}{how}{dropped}"
 
 
 def _seeds(one: Found) -> str:
     return "several" if one["members"] > 1 else f"seed {one['run']['seed']}"
 
 
+def _passes(one: Found) -> int:
+    return int(one.get("passes", 0))
+
+
 def _place(one: Found) -> tuple[Any, ...]:
     run = one["run"]
-    return tuple(run["classes"]), order(run["model"]), one["members"], run["seed"]
+    return tuple(run["classes"]), order(run["model"]), one["members"], _passes(one), run["seed"]
