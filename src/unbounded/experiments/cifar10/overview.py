@@ -15,10 +15,12 @@ from unbounded.experiments import records
 from unbounded.experiments.cifar10 import evaluated, figures, published, table
 from unbounded.experiments.cifar10.models import fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
-from unbounded.experiments.cifar10.recipe import EARLIER, Recipe, images_learned
+from unbounded.experiments.cifar10.recipe import EARLIER, Recipe
 from unbounded.experiments.cifar10.results import Result, headline, read, select, spread_of
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish
+
+_TRAIN_IMAGES = 50_000
 
 
 class Part(NamedTuple):
@@ -34,6 +36,13 @@ class Part(NamedTuple):
         """With fields that did not exist when it was run."""
         last: dict[str, Any] = self.results[-1]["recipe"]  # a UDN's, if there is one
         return {**Recipe().config(), **EARLIER, **last}
+
+    @property
+    def images(self) -> int:
+        """How many of all ten classes are learned from."""
+        recipe = self.recipe
+        there: int = recipe["images"] or _TRAIN_IMAGES
+        return there - int(recipe["validation"]) - int(recipe["held_out"])
 
 
 def folders(folder: Path) -> list[Path]:
@@ -101,8 +110,7 @@ def accuracy_table(every: Sequence[Part]) -> str:
         ran = [(part, line) for part, line in group if line.runs]
         for part, line in ran:
             models.append(line)
-            count = f"{images_learned(part.recipe):,}"
-            how = [_recipe_cell(part, line), f"{part.recipe['epochs']}", count]
+            how = [_recipe_cell(part, line), f"{part.recipe['epochs']}", f"{part.images:,}"]
             shown = [table.accuracy_cell(line.runs, best[part.name]), str(len(line.runs))]
             shown += [*table.score_cells(line.runs), *table.cost_cells(line.runs)]
             rows.append([*cells, *how, *shown])

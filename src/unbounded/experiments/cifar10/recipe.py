@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,8 +38,6 @@ STARTS = {"settled": 5.0, "ascent": LAMBDA0, "gradient": LAMBDA0}
 """Where each rule starts. From below 20, "ascent" ends with a lower bound."""
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
-TRAIN_IMAGES = 50_000
-"""Of CIFAR-10."""
 
 
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
@@ -293,12 +291,6 @@ UDN_ONLY = frozenset(
     | {"concentration", "equal_heads", "equal_layers", "caution"}
 )
 """Fields of the recipe that only a UDN looks at."""
-
-
-def images_learned(recipe: Mapping[str, Any]) -> int:
-    """How many images of all ten classes a model learns from, by the fields of a recipe."""
-    there: int = recipe["images"] or TRAIN_IMAGES
-    return there - int(recipe["validation"]) - int(recipe["held_out"])
 
 
 def ignored(model: str) -> frozenset[str]:
