@@ -10,6 +10,7 @@ from unbounded.baselines.dun import dun_of as dun_of
 from unbounded.baselines.dun import dun_original as dun_original
 from unbounded.baselines.equilibrium import MDEQ as MDEQ
 from unbounded.baselines.ode import BareODE as BareODE
+from unbounded.baselines.ode import DenseODE as DenseODE
 from unbounded.baselines.ode import StemODE as StemODE
 from unbounded.baselines.references import bayes_accuracy as bayes_accuracy
 from unbounded.baselines.references import nearest_neighbours as nearest_neighbours
