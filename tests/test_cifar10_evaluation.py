@@ -1,5 +1,6 @@
 """Kept models looked at: corruptions, foreign images, early exits, ensembles."""
 
+import gzip
 import itertools
 
 import numpy as np
@@ -83,6 +84,21 @@ def test_foreign_images_from_everywhere(tmp_path):
 
     savemat(tmp_path / "c.mat", {"X": x.transpose(1, 2, 3, 0), "y": np.arange(5)})
     np.testing.assert_array_equal(foreign.read(tmp_path / "c.mat", (32, 32)), x)
+    grey = x[..., 0]
+    raw = bytes([0, 0, 8, 3]) + np.array(grey.shape, ">u4").tobytes() + grey.tobytes()
+    (tmp_path / "images-idx3-ubyte").write_bytes(raw)
+    (tmp_path / "images-idx3-ubyte.gz").write_bytes(gzip.compress(raw))
+    for name in ("images-idx3-ubyte", "images-idx3-ubyte.gz"):
+        found = foreign.read(tmp_path / name, (32, 32))
+        np.testing.assert_array_equal(found, np.stack([grey] * 3, -1))
+    wrong = {"short": raw[:-1], "long": raw + b"x", "kind": b"\0\0\x0d" + raw[3:], "none": b"\0\0"}
+    for name, content in wrong.items():
+        (tmp_path / f"{name}-ubyte").write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}-ubyte has no array of images"):
+            foreign.read(tmp_path / f"{name}-ubyte", (32, 32))
+    (tmp_path / "torn-ubyte.gz").write_bytes(gzip.compress(raw)[:-20])
+    with pytest.raises(ValueError, match="torn-ubyte.gz cannot be unpacked"):
+        foreign.read(tmp_path / "torn-ubyte.gz", (32, 32))
     np.save(tmp_path / "bad.npy", np.zeros(3))
     (tmp_path / "bad.txt").write_text("words")
     for name in ("bad.npy", "bad.txt", "nowhere"):
