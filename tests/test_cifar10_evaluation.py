@@ -97,7 +97,7 @@ def test_foreign_images_from_everywhere(tmp_path):
         with pytest.raises(ValueError, match=f"{name}-ubyte has no array of images"):
             foreign.read(tmp_path / f"{name}-ubyte", (32, 32))
     (tmp_path / "torn-ubyte.gz").write_bytes(gzip.compress(raw)[:-20])
-    with pytest.raises(ValueError, match="torn-ubyte.gz cannot be unpacked"):
+    with pytest.raises(ValueError, match=r"torn-ubyte\.gz cannot be unpacked"):
         foreign.read(tmp_path / "torn-ubyte.gz", (32, 32))
     np.save(tmp_path / "bad.npy", np.zeros(3))
     (tmp_path / "bad.txt").write_text("words")
