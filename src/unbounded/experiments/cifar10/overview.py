@@ -86,13 +86,45 @@ def write(folder: Path) -> str:
 
 def markdown(every: Sequence[Part]) -> str:
     """Everything as one page of tables."""
-    page = ["### Table 2: published, and ours by each recipe\n", accuracy_table(every)]
+    page = ["### Table 2 in short: ours by the recipe that suits each model best\n"]
+    page += [short_table(every), "### Table 2: ours by each recipe\n", accuracy_table(every)]
     page += ["### Where ours are better, and where not\n", words(every)]
     page += ["### Some of the classes\n", classes_table(every)]
     looked = evaluated.summary_table({part.name: part.found for part in every})
     page += ["### Ensembles, calibration, corrupted and foreign images\n", looked] if looked else []
     page += ["### The recipes\n", recipes_table(every)]
     return "\n".join(page)
+
+
+def best_runs(every: Sequence[Part]) -> dict[str, tuple[Part, table.Line]]:
+    """Of each row of Table 2 that was run, the recipe with the highest mean accuracy."""
+    found: dict[str, tuple[Part, table.Line]] = {}
+    for part, line in _lines(every):
+        if line.known is None or not line.runs:
+            continue
+        before = found.get(line.model)
+        if before is None or _accuracy(line) > _accuracy(before[1]):
+            found[line.model] = part, line
+    return found
+
+
+def short_table(every: Sequence[Part]) -> str:
+    """A line for each row of Table 2."""
+    best = best_runs(every)
+    rows = []
+    for row in published.TABLE:
+        cells = [row.label, plus_minus(row.mean, row.deviation, 1)]
+        if row.model not in best:
+            rows.append([*cells, *["–"] * 6])
+            continue
+        part, line = best[row.model]
+        cells += [plus_minus(*spread_of(line.runs, "test_accuracy", 0.01), 2)]
+        cells += [_signed(_accuracy(line) - row.mean), _recipe_cell(part, line)]
+        cells += [f"{part.recipe['epochs']}", f"{part.images:,}", f"{len(line.runs)}"]
+        rows.append(cells)
+    head = ["model", "published", "ours", "difference", "recipe", "epochs", "images", "seeds"]
+    note = "\nOf several recipes this is the one with the highest test accuracy; all are below.\n"
+    return markdown_table(head, rows) + note
 
 
 def accuracy_table(every: Sequence[Part]) -> str:
@@ -124,18 +156,15 @@ def accuracy_table(every: Sequence[Part]) -> str:
 
 def words(every: Sequence[Part]) -> str:
     """In plain words: ours beside the published, and the UDN beside others, recipe by recipe."""
-    best: dict[str, tuple[float, str]] = {}
-    for part, line in _lines(every):
-        if line.runs and line.known:
-            mean = round(spread_of(line.runs, "test_accuracy", 0.01).mean, 6)
-            best[line.model] = max(best.get(line.model, (-math.inf, "")), (mean, part.name))
+    best = best_runs(every)
     sides: dict[str, list[str]] = {"above": [], "within a deviation": [], "below": []}
     for row in published.TABLE:
         if row.model in best:
-            gap = best[row.model][0] - row.mean
+            part, line = best[row.model]
+            gap = _accuracy(line) - row.mean
             side = "above" if gap > row.deviation else "below" if gap < -row.deviation else ""
-            shown = f"{_signed(gap)}, {best[row.model][1]}"
-            sides[side or "within a deviation"].append(f"{label(row.model)} ({shown})")
+            shown = f"{label(row.model)} ({_signed(gap)}, {part.name})"
+            sides[side or "within a deviation"].append(shown)
     text = "Beside the published figures, each model by the recipe that suits it best:\n\n"
     for side, names in sides.items():
         text += f"- {side}: {', '.join(names)}\n" if names else ""
@@ -218,6 +247,11 @@ def recipes_table(every: Sequence[Part]) -> str:
         rows.append([*cells, str(part.about.get("note", "–"))])
     head = ["folder", "asks", "other than standard", "models", "runs", "minutes", "on", "note"]
     return markdown_table(head, rows)
+
+
+def _accuracy(line: table.Line) -> float:
+    """Its mean in percent; 94.39999… is 94.4."""
+    return round(spread_of(line.runs, "test_accuracy", 0.01).mean, 6)
 
 
 def _lines(every: Sequence[Part]) -> list[tuple[Part, table.Line]]:
