@@ -864,6 +864,12 @@ def recipes(tmp_path_factory):
 
 def test_all_recipes_side_by_side(recipes):
     root, _made, page = recipes
+    into = root / "page.md"
+    into.write_text(f"{pages.BEGIN}\n{pages.END}\n")
+    assert table.main([str(root), "--into", str(into)]) == 0
+    assert "Table 2 in short" in into.read_text()
+    assert "ours by each recipe" not in into.read_text()
+    assert (root / "table.md").read_text() == page
     assert (root / "fast" / "table.md").is_file()
     assert {path.name for path in root.glob("*.svg")} == {"seconds.svg"}
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines()]

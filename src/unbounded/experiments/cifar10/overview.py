@@ -86,13 +86,18 @@ def write(folder: Path) -> str:
 
 def markdown(every: Sequence[Part]) -> str:
     """Everything as one page of tables."""
+    page = [brief(every), "### Table 2: ours by each recipe\n", accuracy_table(every)]
+    page += ["### The recipes\n", recipes_table(every)]
+    return "\n".join(page)
+
+
+def brief(every: Sequence[Part]) -> str:
+    """What matters most: Table 2 in short, in words, and what was seen of kept models."""
     page = ["### Table 2 in short: ours by the recipe that suits each model best\n"]
-    page += [short_table(every), "### Table 2: ours by each recipe\n", accuracy_table(every)]
-    page += ["### Where ours are better, and where not\n", words(every)]
+    page += [short_table(every), "### Where ours are better, and where not\n", words(every)]
     page += ["### Some of the classes\n", classes_table(every)]
     looked = evaluated.summary_table({part.name: part.found for part in every})
     page += ["### Ensembles, calibration, corrupted and foreign images\n", looked] if looked else []
-    page += ["### The recipes\n", recipes_table(every)]
     return "\n".join(page)
 
 

@@ -364,7 +364,15 @@ def write(folder: Path) -> str:
     return publish(folder, markdown(results), drawings, loud)
 
 
-main = partial(rewrite, write, __doc__, "folder of a study")
+def brief(folder: Path) -> str:
+    """Write everything; returns what a page of the documentation has room for."""
+    from unbounded.experiments.cifar10 import overview
+
+    text = write(folder)
+    return text if read(folder) else overview.brief(overview.parts(folder))
+
+
+main = partial(rewrite, brief, __doc__, "folder of a study, or of studies")
 
 if __name__ == "__main__":
     sys.exit(main())
