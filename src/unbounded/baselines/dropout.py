@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from unbounded.layers import Layers
-from unbounded.layers.base import Stack
 
 PLACES = ("head", "blocks")
 
@@ -47,10 +46,6 @@ class Dropped(Layers):
         """What there is to know of it."""
         inner = {"kind": type(self.inner).__name__, **self.inner.config()}
         return {"inner": inner, "share": self.share, "where": self.where}
-
-    def run(self, stack: Stack, x: Tensor) -> Tensor | None:
-        """None: the inner layers' faster way would pass the dropout by."""
-        return None
 
 
 class ChannelDropout(nn.Module):
