@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Found = Mapping[str, Any]
 _COLOURS = (BLUE, GREEN, PINK, RED, SKY)
 _MARKS = ("x", "+", "s", "^", "D")
+_SHOWN = 12.0  # points of accuracy, of early exits
 _ENOUGH = 20  # images in a bin of the reliability diagram
 
 
@@ -154,6 +155,10 @@ def exits(figure: "Figure", looks: Looks) -> None:
             mark["label"] = _of(recipe, "Ω, fixed depth")
             handles.append(figures.line(panels[0], [(d, 100 * a) for d, _, a in fixed], **mark))
             figures.line(panels[1], [(f / 1e9, 100 * a) for _, f, a in fixed], **mark)
+    heights = [y for axes in panels for line in axes.lines for y in line.get_ydata()]
+    # What shallow depths say alone is far below everything that matters.
+    low = max(min(heights), max(heights) - _SHOWN)
+    panels[0].set_ylim(low - 0.3, max(heights) + 0.3)
     figures.label(panels[0], "mean number of layers", "test accuracy, %")
     figures.label(panels[1], "GFLOP of an image", "")
     figures.legend(figure, handles)
