@@ -9,12 +9,14 @@ from torch.nn import functional as F
 
 import unbounded as ub
 from helpers import same, state
+from unbounded.baselines import ResNet18
 from unbounded.layers.convolutional import Bottleneck, Pointwise, PooledLinear, Stem, pooled
 from unbounded.network import LayerError
 
 
 def model_of(depth=None, **options):
-    layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2), **options)
+    strides = (1, 2, 2) if options.get("block") == "basic" else None
+    layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2), strides=strides, **options)
     return ub.UDN(layers, ub.Categorical(4), ub.TruncatedPoisson(3.0) if depth is None else depth)
 
 
@@ -38,6 +40,23 @@ def test_the_paper_s_shapes():
             if isinstance(m, nn.Conv2d) and "shortcut" not in name
         ]
         assert len(main) == 3 * depth - 2
+
+
+def test_basic_blocks_have_the_shapes_of_resnet_18():
+    layers = ub.ResidualConv(3, 10, block="basic")
+    assert [layers.shape(d).outputs for d in range(1, 11)] == [64] * 3 + [128] * 2 + [256] * 2 + [
+        512
+    ] * 3
+    assert [d for d in range(1, 40) if layers.shape(d).stride == 2] == [4, 6, 8]
+    # Depth 9 is ResNet-18: as many weights, and the same function of equal ones.
+    other = ResNet18(3, 10).hidden(1)
+    mine = nn.Sequential(*(layers.hidden(d) for d in range(1, 10)))
+    values = [v for name, v in other.state_dict().items() if "head" not in name]
+    assert sum(p.numel() for p in mine.parameters()) == 11_173_962 - 5130
+    names = list(mine.state_dict())
+    mine.load_state_dict(dict(zip(names, values, strict=True)))
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(mine.eval()(x), other.eval()(x))
 
 
 def test_shapes_of_states_are_those_of_the_layers():
@@ -64,14 +83,17 @@ def test_few_channels_with_a_stride_are_convolved_without_it(layout):
         torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_new_block_is_the_identity():
-    layers = ub.ResidualConv(3, 4, width=4, stages=(1, 2))
+@pytest.mark.parametrize("kind", ["bottleneck", "basic"])
+def test_a_new_block_is_the_identity(kind):
+    strides = None if kind == "bottleneck" else (1, 2, 2)
+    layers = ub.ResidualConv(3, 4, width=4, block=kind, stages=(1, 2), strides=strides)
     block = layers.hidden(4).eval()
     hidden = torch.rand(2, layers.shape(4).inputs, 4, 4)
     assert block.shortcut is None
     assert torch.equal(block(hidden), hidden)
     assert torch.equal(block.train()(hidden), hidden)
-    other = ub.ResidualConv(3, 4, width=4, stages=(1, 2), init="he").hidden(4)
+    options = {"block": kind, "stages": (1, 2), "strides": strides, "init": "he"}
+    other = ub.ResidualConv(3, 4, width=4, **options).hidden(4)
     assert not torch.allclose(other(hidden), hidden)
 
 
@@ -211,8 +233,9 @@ def test_pooling():
     assert pooled(state_.double()).dtype == torch.float64
 
 
-def test_files_rebuild_it(tmp_path):
-    model = model_of()
+@pytest.mark.parametrize("block", ["bottleneck", "basic"])
+def test_files_rebuild_it(tmp_path, block):
+    model = model_of(block=block)
     ub.save(model, tmp_path / "m.udn")
     again = ub.load(tmp_path / "m.udn")
     assert again.layers.config() == model.layers.config()
@@ -227,6 +250,8 @@ def test_errors_say_what_was_expected():
         ub.ResidualConv(3, 4, stages=(1,), strides=(2,))
     with pytest.raises(ValueError, match="init must be one of"):
         ub.ResidualConv(3, 4, init="zero")
+    with pytest.raises(ValueError, match="block must be one of"):
+        ub.ResidualConv(3, 4, block="wide")
     with pytest.raises(ValueError, match="width"):
         ub.ResidualConv(3, 4, width=0)
     with pytest.raises(LayerError, match=r"layer 1 could not take what the input gives.*\(6, 2"):

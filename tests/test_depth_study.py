@@ -170,6 +170,7 @@ def test_settings_come_from_options():
     found = settings_of(options("--seeds", "0-2", "--depths", "1,2", "5", "--starts", "1", "8"))
     assert (found.seeds, found.depths, found.starts) == ((0, 1, 2), (1, 2, 5), (1.0, 8.0))
     assert settings_of(options("--no-long")).long == 1
+    assert settings_of(options("--no-members")).members == 1
     assert settings_of(options("--quick", "--seeds", "4")).seeds == (4,)
     assert Settings().start == 4.0
     for words, why in (
@@ -188,15 +189,15 @@ def test_populations_hold_every_run_once():
     assert [p.name for p in found] == [
         f"{name}-{kind}"
         for name in ("spirals", "sklearn-wine")
-        for kind in ("fixed", "udn", "long", "dun")
+        for kind in ("fixed", "udn", "long", "members", "dun")
     ]
     sizes = {p.name: len(p.runs) for p in found}
     assert sizes["spirals-fixed"] == 8 * 2 * 2
     assert sizes["spirals-udn"] == 8 * 3 * 2
-    assert sizes["spirals-long"] == sizes["spirals-dun"] == 8 * 2
+    assert sizes["spirals-long"] == sizes["spirals-members"] == sizes["spirals-dun"] == 8 * 2
     every = [run for p in found for run in p.runs]
     assert len(set(every)) == len(every)
-    names = [p.name for p in runs.populations(chosen(["tents"]), Settings(long=1))]
+    names = [p.name for p in runs.populations(chosen(["tents"]), Settings(long=1, members=1))]
     assert names == ["tents-fixed", "tents-udn", "tents-dun"]
     protein = recipe.runs_of(PROBLEMS["uci-protein"], "dun", Settings(seeds=(3, 4, 5)))
     assert [run.seed for run in protein] == [3, 4]  # it has five splits
@@ -404,6 +405,48 @@ def test_longer_training_must_end_at_the_same_depth():
     assert verdicts.verdict(CLASSES, rows + far, 4.0).length is False
 
 
+def test_an_ensemble_is_judged_as_a_udn_is():
+    rows = fixed_rows(SCORES) + udn_rows((0.80, 0.80))
+    members = [row("members", 0.95, seed=s, start=4.0, mean=3.0, layer_rows=5) for s in (0, 1)]
+    found = verdicts.verdict(CLASSES, rows + members, 4.0)
+    assert found.regret is False
+    assert found.members.regret is found.members.as_chosen is True
+    assert found.members.arithmetic == pytest.approx(5 / 100)
+    assert verdicts.verdict(CLASSES, rows, 4.0).members is None
+
+
+def test_members_differ_in_their_first_weights_and_are_averaged():
+    settings, parts = Settings(members=2), PROBLEMS["sklearn-iris"].data(3)
+    run = recipe.runs_of(
+        PROBLEMS["sklearn-iris"], "members", dataclasses.replace(settings, seeds=(3,))
+    )[0]
+    models = recipe.networks_of(run, parts, settings)
+    first, second = (next(m.network.hidden["1"].parameters()) for m in models)
+    assert not torch.equal(first, second)
+    alone = recipe.build(dataclasses.replace(run, model="udn"), parts, settings)
+    assert torch.equal(next(alone.network.hidden["1"].parameters()), first)
+    with torch.no_grad():
+        for model, size in zip(models, (1.0, 3.0), strict=True):
+            for head in model.network.heads.values():
+                torch.nn.init.normal_(head.weight, std=size)
+    shared = {"problem": run.problem, "model": run.model, "depth": None, "start": 4.0}
+    shared |= {"length": 1, "seed": 3}
+    each = [
+        {"test_score": 0.1, "depth_probs": q, "depth_mean": m, "layer_rows": n} | shared
+        for q, m, n in (([0.5, 0.5], 1.5, 10), ([0.0, 0.0, 1.0], 3.0, 7))
+    ]
+    found = runs.together(models, each, parts)
+    x, y = parts.test
+    mixed = sum(ub.predict(m, x).probs for m in models) / 2
+    assert found["test_score"] == pytest.approx(
+        float((mixed.argmax(1) == y).double().mean()), abs=1e-6
+    )
+    logs = mixed[torch.arange(len(y)), y].log().mean()
+    assert found["test_log_score"] == pytest.approx(float(logs), abs=1e-5)
+    assert found["depth_probs"] == [0.25, 0.25, 0.5]
+    assert (found["depth_mode"], found["depth_mean"], found["layer_rows"]) == (3, 2.25, 17)
+
+
 def test_a_run_without_a_score_is_never_the_best():
     rows = fixed_rows({1: (0.6, 0.7), 2: (0.9, None)}) + udn_rows((0.6, 0.7))
     found = verdicts.verdict(CLASSES, rows, 4.0)
@@ -484,12 +527,12 @@ def test_the_suite_from_end_to_end(finished):
     written = json.loads((folder / "sklearn-diabetes.json").read_text())
     assert written == records.plain(documents[1])
     rows = written["runs"]
-    count = {m: sum(r["model"] == m for r in rows) for m in ("fixed", "udn", "dun")}
-    assert count == {"fixed": 4, "udn": 4 + 2, "dun": 2}
+    count = {m: sum(r["model"] == m for r in rows) for m in ("fixed", "udn", "members", "dun")}
+    assert count == {"fixed": 4, "udn": 4 + 2, "members": 2, "dun": 2}
     for one in rows:
         assert 0 < one["test_score"] < 500  # in the target's units
         assert one["seconds"] > 0
-        assert one["stopped"] == "epochs"
+        assert one.get("stopped", "epochs") == "epochs"
     fixed = [r for r in rows if r["model"] == "fixed"]
     epochs = fixed[0]["layer_rows"] // 282
     assert [r["layer_rows"] for r in fixed] == [282 * epochs * r["depth"] for r in fixed]
@@ -582,7 +625,7 @@ def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, mo
     done = []
 
     def stops(population, settings, place):
-        if len(done) == 5:
+        if len(done) == 6:
             raise KeyboardInterrupt
         done.append(population.name)
         return real(population, settings, place)
@@ -595,7 +638,7 @@ def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, mo
         run(tmp_path, "--seeds", "0", "--resume")
     done.clear()
     found = run(tmp_path, "--resume")
-    assert done == [f"sklearn-diabetes-{kind}" for kind in ("udn", "long", "dun")]
+    assert done == [f"sklearn-diabetes-{kind}" for kind in ("udn", "long", "members", "dun")]
     assert timeless(found) == timeless(expected)
     assert "kept from" in capsys.readouterr().out
 
@@ -627,12 +670,12 @@ def test_populations_at_once_give_the_same_numbers(tmp_path, capsys, monkeypatch
             else real(options, name)
         ),
     )
-    with pytest.raises(StudyError, match=r"1 of 3 populations failed, see .*: sklearn-iris-udn"):
+    with pytest.raises(StudyError, match=r"1 of 4 populations failed, see .*: sklearn-iris-udn"):
         run(tmp_path / "at once", *words)
     assert "sklearn-iris-dun: done" in capsys.readouterr().out
     monkeypatch.setattr(depth, "child", real)
     at_once = run(tmp_path / "at once", *words, "--resume")
-    assert {row["model"] for row in at_once[0]["runs"]} == {"fixed", "udn", "dun"}
+    assert {row["model"] for row in at_once[0]["runs"]} == {"fixed", "udn", "members", "dun"}
     assert timeless(alone) == timeless(at_once)
     assert not (tmp_path / "at once" / "parts").exists()
     with pytest.raises(StudyError, match="--jobs must be at least 1"):

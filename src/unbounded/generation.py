@@ -41,7 +41,7 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    sure: float | None = None,
+    sure: float | EarlyExit | None = None,
     generator: torch.Generator | None = None,
 ) -> Generated:
     """Continue sequences by `length` tokens, with a cache of keys and values for each layer.
@@ -63,7 +63,9 @@ def generate(
         length: how many to add.
         temperature: below 1 sharpens the mixture, 0 takes the most probable token.
         top_k: choose among so many most probable tokens.
-        sure: probability from which on deeper layers are left out; None: all are run.
+        sure: probability from which on deeper layers are left out; None: all are run. An
+            `EarlyExit` may ask the depths so far alone: they are then sure earlier, and what the
+            deeper ones would have said is not bounded.
         generator: of the draws; torch's default one by default.
 
     Raises:
@@ -73,8 +75,10 @@ def generate(
         raise ValueError(f"temperature must be at least 0, got {temperature}")
     if top_k is not None and (isinstance(top_k, bool) or top_k < 1):
         raise ValueError(f"top_k must be at least 1, got {top_k!r}")
-    if sure is not None and not 0 < sure <= 1:
-        raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
+    if isinstance(sure, int | float):
+        if not 0 < sure <= 1:
+            raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
+        sure = EarlyExit(sure, bounded=True)
     if int(length) != length or length < 1:
         raise ValueError(f"length must be an integer of at least 1, got {length!r}")
     gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
@@ -95,7 +99,7 @@ def generate(
 class _Writer:
     """Layers with their caches, and the states that wait in front of them."""
 
-    def __init__(self, model: "UDN | Frozen", prompt: Tensor, length: int, sure: float | None):
+    def __init__(self, model: "UDN | Frozen", prompt: Tensor, length: int, exit: EarlyExit | None):
         layers: Layers = model.layers
         likelihood: Likelihood = model.likelihood
         if not isinstance(layers, TransformerLayers) or not layers.causal:
@@ -112,7 +116,7 @@ class _Writer:
                 f"{layers.max_length}"
             )
         self.layers, self.likelihood = layers, likelihood
-        self.exit = None if sure is None else EarlyExit(sure, bounded=True)
+        self.exit = exit
         stack, log_q = _modules(model)
         self.hidden, self.first = stack.hidden, stack.first
         self.heads = list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1)

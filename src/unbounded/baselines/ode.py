@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from unbounded.baselines.resnet import BasicBlock, he_
+from unbounded.baselines.resnet import he_
 from unbounded.baselines.whole import Whole, extra
 from unbounded.layers import init as inits
-from unbounded.layers.convolutional import Stem
+from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem
 
 MOST_STEPS = 1000
 """Of a solver that adapts: one that takes more has lost its way."""
@@ -128,8 +128,8 @@ class StemODE(Whole):
         width, channels = self.width, self.num_features
         stem = nn.Sequential(
             Stem(self.in_channels, width),
-            BasicBlock(width, 2 * width, 2),
-            BasicBlock(2 * width, 4 * width, 2),
+            BasicBlock(LayerShape(width, 2 * width, 2 * width, 2)),
+            BasicBlock(LayerShape(2 * width, 4 * width, 4 * width, 2)),
         )
         slope = TimedSlope(channels)
         for part in (stem, slope):

@@ -1,10 +1,9 @@
 """ResNet-18 (He et al., 2016) in its form for small images."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unbounded.baselines.whole import Whole
-from unbounded.layers.convolutional import Norm, Stem, shortcut
+from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem
 
 
 class ResNet18(Whole):
@@ -42,29 +41,12 @@ class ResNet18(Whole):
         for stage, count in enumerate(self.blocks):
             outputs = self.width << stage
             for block in range(count):
-                layers.append(BasicBlock(inputs, outputs, 2 if stage and not block else 1))
+                stride = 2 if stage and not block else 1
+                layers.append(BasicBlock(LayerShape(inputs, outputs, outputs, stride)))
                 inputs = outputs
         network = nn.Sequential(*layers)
         he_(network)
         return network
-
-
-class BasicBlock(nn.Module):
-    """ReLU(shortcut + two convolutions 3×3), each with batch normalisation."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int = 1):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = Norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = Norm(outputs)
-        self.shortcut = shortcut(inputs, outputs, stride)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
-        hidden = torch.relu(self.norm1(self.conv1(input)))
-        passed = input if self.shortcut is None else self.shortcut(input)
-        return torch.relu(self.norm2(self.conv2(hidden)) + passed)
 
 
 def he_(network: nn.Module) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unbounded.data.downloads import DataError
@@ -27,12 +28,16 @@ class Hops:
     no such way do not count. One hop is an induction head, of two layers; each doubling of the
     hops needs a layer more: about 2 + log₂ hops.
 
+    Many hops are hard to learn alone. As theirs, our sequences may be mixed: each begins with a
+    token that says how many hops it asks for, one of `asked`.
+
     Args:
         hops: k.
         length: letters of a sequence.
         letters: how many there are.
         rows: sequences of a batch.
         device: where targets are computed. Inputs are drawn on the host, alike for all devices.
+        mixed: whether sequences ask for fewer hops too, and say so first.
     """
 
     hops: int = 1
@@ -40,14 +45,26 @@ class Hops:
     letters: int = 8
     rows: int = 64
     device: str = "cpu"
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         _check_sizes(self, hops=1, length=2, letters=2, rows=1)
 
     @property
+    def asked(self) -> tuple[int, ...]:
+        """How many hops sequences ask for: k and, where they are mixed, powers of two below it."""
+        fewer = range((self.hops - 1).bit_length() if self.mixed else 0)
+        return (*(1 << power for power in fewer), self.hops)
+
+    @property
     def vocabulary(self) -> int:
-        """Of inputs and targets."""
-        return self.letters
+        """Of inputs and targets: the letters and, where sequences are mixed, what they ask for."""
+        return self.letters + (len(self.asked) if self.mixed else 0)
+
+    @property
+    def time(self) -> int:
+        """Tokens of a sequence."""
+        return self.length + self.mixed
 
     @property
     def needed(self) -> int:
@@ -55,21 +72,39 @@ class Hops:
         return 1 + self.hops.bit_length()
 
     def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Letters and targets, `(rows, length)` each."""
+        """Tokens and targets, `(rows, time)` each."""
+        return self._drawn(generator, len(self.asked))
+
+    def hardest(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The same, where all sequences ask for k hops."""
+        return self._drawn(generator, 1)
+
+    def _drawn(self, generator: torch.Generator, last: int) -> tuple[Tensor, Tensor]:
+        """Sequences that ask for one of so many numbers of hops, the greatest ones."""
         x = torch.randint(self.letters, (self.rows, self.length), generator=generator)
+        if self.mixed:
+            asks = len(self.asked) - 1 - torch.randint(last, (self.rows, 1), generator=generator)
+            x = torch.cat([self.letters + asks, x], 1)
         x = x.to(self.device, non_blocking=True)
         return x, self.targets(x)
 
     def targets(self, x: Tensor) -> Tensor:
-        """The letter behind k hops, −100 where there is none."""
+        """The letter behind as many hops as a sequence asks for, −100 where there is none."""
+        asks, x = x[:, : self.mixed] - self.letters, x[:, self.mixed :]
         places = torch.arange(x.shape[1], device=x.device)
         earlier = (x[:, :, None] == x[:, None, :]) & (places[None, :] < places[:, None])
         # The place behind the last occurrence; 0 stands for none, since it is behind no place.
         once = ((places + 1) * earlier).amax(-1)
-        at = once
-        for _ in range(self.hops - 1):
-            at = torch.where(at > 0, once.gather(1, at), 0)
-        return torch.where(at > 0, x.gather(1, at), IGNORED)
+        at, found = once, torch.zeros_like(once)
+        for hops in range(1, self.hops + 1):
+            if hops > 1:
+                at = torch.where(at > 0, once.gather(1, at), 0)
+            if not self.mixed:
+                found = at
+            elif hops in self.asked:
+                found = torch.where(asks == self.asked.index(hops), at, found)
+        found = torch.where(found > 0, x.gather(1, found), IGNORED)
+        return F.pad(found, (int(self.mixed), 0), value=IGNORED)
 
 
 @dataclass(frozen=True)
@@ -96,6 +131,11 @@ class WordProblem:
         if self.group not in GROUPS:
             raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
         _check_sizes(self, length=1, rows=1)
+
+    @property
+    def time(self) -> int:
+        """Tokens of a sequence."""
+        return self.length
 
     @property
     def vocabulary(self) -> int:
@@ -182,6 +222,39 @@ class Text:
     def decode(self, tokens: Tensor) -> str:
         """The text of tokens `(characters,)`."""
         return "".join(self.alphabet[number] for number in tokens.tolist())
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Pieces of a text from random places, each token with the one behind it as its target.
+
+    They are not fresh: places come again, if not the same pieces. Depth rules need held-out rows.
+
+    Args:
+        tokens: of the text, on the device where the pieces are to be, `(characters,)`.
+        length: tokens of a piece.
+        rows: pieces of a batch.
+    """
+
+    tokens: Tensor
+    length: int = 128
+    rows: int = 64
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, length=1, rows=1)
+        if len(self.tokens) <= self.length:
+            raise ValueError(
+                f"there are {len(self.tokens)} tokens, a window of {self.length} needs one more"
+            )
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens and targets, `(rows, length)` each."""
+        starts = torch.randint(
+            len(self.tokens) - self.length, (self.rows, 1), generator=generator
+        ).to(self.tokens.device, non_blocking=True)
+        places = starts + torch.arange(self.length + 1, device=self.tokens.device)
+        found = self.tokens[places]
+        return found[:, :-1], found[:, 1:]
 
 
 def windows(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:

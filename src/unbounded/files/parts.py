@@ -24,6 +24,7 @@ from unbounded.layers import (
     TransformerLayers,
     TrunkDense,
 )
+from unbounded.layers.convolutional import FORMS
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
 from unbounded.layers.transformer import POSITIONS
@@ -156,7 +157,11 @@ _SHAPES: Mapping[str, Check] = {
     "steps": list_of(list_of(real(), least=2, most=2)),
     "height": _POSITIVE,
 }
-_MAYBE: dict[Any, Mapping[str, Check]] = {TableDense: _SHAPES, TrunkDense: _SHAPES}
+_MAYBE: dict[Any, Mapping[str, Check]] = {
+    TableDense: _SHAPES,
+    TrunkDense: _SHAPES,
+    ResidualConv: {"block": choice(*FORMS)},  # files of earlier versions have none
+}
 
 # The only names that a file can ask for, and their arguments. A file never names a module or an
 # import path.

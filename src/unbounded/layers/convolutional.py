@@ -13,15 +13,29 @@ from unbounded.layers.dense import _size
 
 _ONEDNN_BLOCK = 8  # channels
 
-EXPANSION = 4
-"""A block B_k ends with 2^(k+2) channels, four times those inside of it."""
+
+class Form(NamedTuple):
+    """What a kind of block brings with it."""
+
+    expansion: int  # channels that go out, for each inside
+    stages: tuple[int, ...]  # blocks of each stage but the last
+    strides: tuple[int, ...]  # of the first block of each stage
+
+
+FORMS = {
+    # The paper's: B_k ends with 2^(k+2) channels, four times those inside of it.
+    "bottleneck": Form(4, (3, 5), (2, 2, 2)),
+    # ResNet-18's: depth 9 is that network, whose last stage has no end here.
+    "basic": Form(1, (2, 2, 2), (1, 2, 2, 2)),
+}
+"""Kinds of blocks, and the stages that they have unless told otherwise."""
 
 
 class LayerShape(NamedTuple):
     """Channels and stride of the layer at one depth."""
 
     inputs: int  # channels that come in
-    inner: int  # channels of the 3×3 convolution; 0 for the stem
+    inner: int  # channels inside the block; 0 for the stem
     outputs: int  # channels that go out
     stride: int
 
@@ -35,14 +49,19 @@ class ResidualConv(Layers):
     the defaults B_6 is at depths 2–4, B_7 at 5–9 and B_8 from 10 on. The paper counts the blocks
     from 1; its results were made with the stem in that place, and so is this.
 
+    With `block="basic"` blocks are two convolutions 3×3 in four stages of 64, 128, 256 and 512
+    channels: ResNet-18 (He et al., 2016) at depth 9, and further blocks of its last stage beyond.
+
     Heads are a mean over the image and a linear map.
 
     Args:
         in_channels: of the images.
         out_features: size of a head's output: what the likelihood takes.
         width: channels of the stem and inside the first stage's blocks; each later stage doubles.
-        stages: how many blocks each stage has but the last.
-        strides: of the first block of each stage; one more than `stages`.
+        block: "bottleneck" (1×1, 3×3, 1×1) or "basic" (3×3, 3×3).
+        stages: how many blocks each stage has but the last; (3, 5) and (2, 2, 2) for these.
+        strides: of the first block of each stage, one more than `stages`; (2, 2, 2) and
+            (1, 2, 2, 2).
         init: how a new block starts. "identity": weights by He, the last normalisation's scale
             at zero, so that a new block passes its input on and a birth leaves deeper heads
             nothing to unlearn. "he": weights by He, scale one. "default": torch's own, as the
@@ -52,6 +71,8 @@ class ResidualConv(Layers):
         >>> layers = ResidualConv(3, 10)
         >>> layers.shape(1).outputs, layers.shape(10)
         (64, LayerShape(inputs=512, inner=256, outputs=1024, stride=2))
+        >>> ResidualConv(3, 10, block="basic").shape(8)
+        LayerShape(inputs=256, inner=512, outputs=512, stride=2)
     """
 
     INITS = ("identity", "he", "default")
@@ -62,13 +83,20 @@ class ResidualConv(Layers):
         out_features: int,
         *,
         width: int = 64,
-        stages: tuple[int, ...] = (3, 5),
-        strides: tuple[int, ...] = (2, 2, 2),
+        block: str = "bottleneck",
+        stages: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
         init: str = "identity",
     ):
+        if block not in FORMS:
+            raise ValueError(f"block must be one of {tuple(FORMS)}, got {block!r}")
+        self.block = block
+        usual = FORMS[block]
         self.in_channels = _size("in_channels", in_channels)
         self.out_features = _size("out_features", out_features)
         self.width = _size("width", width)
+        stages = usual.stages if stages is None else stages
+        strides = usual.strides if strides is None else strides
         self.stages = tuple(_size("stages", blocks) for blocks in stages)
         self.strides = tuple(_size("strides", stride) for stride in strides)
         if len(self.strides) != len(self.stages) + 1:
@@ -94,13 +122,14 @@ class ResidualConv(Layers):
         if depth == 1:
             return LayerShape(self.in_channels, 0, self.width, 1)
         start, inner, inputs = 2, self.width, self.width
+        expansion = FORMS[self.block].expansion
         for stage, stride in enumerate(self.strides):
             if stage == len(self.stages) or depth < start + self.stages[stage]:
-                outputs = EXPANSION * inner
+                outputs = expansion * inner
                 if depth == start:
                     return LayerShape(inputs, inner, outputs, stride)
                 return LayerShape(outputs, inner, outputs, 1)
-            start, inner, inputs = start + self.stages[stage], 2 * inner, EXPANSION * inner
+            start, inner, inputs = start + self.stages[stage], 2 * inner, expansion * inner
         raise AssertionError("the last stage has no end")
 
     def hidden(self, depth: int) -> nn.Module:
@@ -110,13 +139,13 @@ class ResidualConv(Layers):
         if depth == 1:
             layer = Stem(shape.inputs, shape.outputs)
         else:
-            layer = Bottleneck(shape)
+            layer = BLOCKS[self.block](shape)
         if self.init != "default":
             for module in layer.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if self.init == "identity" and isinstance(layer, Bottleneck):
-            nn.init.zeros_(layer.norm3.weight)
+        if self.init == "identity" and isinstance(layer, Block):
+            nn.init.zeros_(layer.last_norm.weight)
         return layer
 
     def head(self, depth: int) -> nn.Module:
@@ -165,6 +194,7 @@ class ResidualConv(Layers):
             "in_channels": self.in_channels,
             "out_features": self.out_features,
             "width": self.width,
+            "block": self.block,
             "stages": list(self.stages),
             "strides": list(self.strides),
             "init": self.init,
@@ -253,11 +283,35 @@ class Stem(PooledLayer):
         return torch.relu(self.norm(self.conv(input)))
 
 
-class Bottleneck(PooledLayer):
-    """B_k: ReLU(shortcut + the three convolutions), the last ReLU after the sum."""
+class Block(PooledLayer):
+    """A residual block: ReLU(shortcut + convolutions), each with batch normalisation."""
+
+    shortcut: nn.Module | None
 
     def __init__(self, shape: LayerShape):
         super().__init__()
+
+    @property
+    def last_norm(self) -> Norm:
+        """The normalisation before the sum."""
+        raise NotImplementedError
+
+    def branch(self, input: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+        added = self.branch(input)
+        passed = input if self.shortcut is None else self.shortcut(input)
+        return torch.relu(added + passed)
+
+
+class Bottleneck(Block):
+    """The paper's B_k, three convolutions; the last ReLU comes after the sum."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
         inputs, inner, outputs, stride = shape
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
         self.norm1 = Norm(inner)
@@ -267,13 +321,42 @@ class Bottleneck(PooledLayer):
         self.norm3 = Norm(outputs)
         self.shortcut = shortcut(inputs, outputs, stride)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """`(batch, inputs, height, width)` → `(batch, outputs, height/stride, width/stride)`."""
+    @property
+    def last_norm(self) -> Norm:
+        """The normalisation before the sum."""
+        return self.norm3
+
+    def branch(self, input: Tensor) -> Tensor:
+        """What is added to the shortcut."""
         hidden = torch.relu(self.norm1(self.conv1(input)))
         hidden = torch.relu(self.norm2(self.conv2(hidden)))
-        hidden = self.norm3(self.conv3(hidden))
-        passed = input if self.shortcut is None else self.shortcut(input)
-        return torch.relu(hidden + passed)
+        return self.norm3(self.conv3(hidden))
+
+
+class BasicBlock(Block):
+    """ResNet-18's block, two convolutions 3×3."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__(shape)
+        inputs, inner, outputs, stride = shape
+        self.conv1 = nn.Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = Norm(inner)
+        self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
+        self.norm2 = Norm(outputs)
+        self.shortcut = shortcut(inputs, outputs, stride)
+
+    @property
+    def last_norm(self) -> Norm:
+        """The normalisation before the sum."""
+        return self.norm2
+
+    def branch(self, input: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        hidden = torch.relu(self.norm1(self.conv1(input)))
+        return self.norm2(self.conv2(hidden))
+
+
+BLOCKS: dict[str, type[Block]] = {"bottleneck": Bottleneck, "basic": BasicBlock}
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:

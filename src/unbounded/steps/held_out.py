@@ -85,6 +85,9 @@ class HeldOutAscent(DepthRule):
         caution: how much more ρ counts for each nat of drift.
         reference: place and spread of ρ; the layers' own where it is None.
         narrowest: the smallest spread.
+        most: n at most. Gains and their errors are means over all held-out rows; but where these
+            are very many, tokens of a stream above all, the least of gains would be worth a layer,
+            and the least drift a reason to wait.
     """
 
     needs_held_out = True
@@ -95,10 +98,11 @@ class HeldOutAscent(DepthRule):
         memory: float = 0.05,
         speed: float = 0.0125,
         price: float = 0.5,
-        floor: float = 7.0,
+        floor: float = 10.0,
         caution: float = 32.0,
         reference: tuple[float, float] | None = None,
         narrowest: float = 0.5,
+        most: float = math.inf,
     ):
         if not 0 < memory < 1:
             raise ValueError(f"memory must be a share between 0 and 1, got {memory}")
@@ -109,6 +113,9 @@ class HeldOutAscent(DepthRule):
                 raise ValueError(f"{name} must be at least 0, got {value}")
         if not 0.01 <= narrowest < math.inf:
             raise ValueError(f"narrowest must be at least 0.01, got {narrowest}")
+        if not most >= 1:
+            raise ValueError(f"most must be at least 1, got {most}")
+        self.most = float(most)
         self.memory, self.speed, self.narrowest = float(memory), float(speed), float(narrowest)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
         self.reference = None if reference is None else _checked(reference)
@@ -260,7 +267,7 @@ class HeldOutAscent(DepthRule):
         fitted = over.added(self._sums[:, :depth] / steps[:, None])
         towards(self._train, torch.where(trained, fitted, self._train[:, :depth]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
-        count = over.total(self._gains, weights)
+        count = self._count(self._gains, weights)
         drift = over.behind(self._fast[:, :depth].cumsum(1) - slow, q) * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
@@ -386,6 +393,10 @@ class HeldOutAscent(DepthRule):
         depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
         return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
 
+    def _count(self, rows: Tensor, weights: Tensor | None) -> Tensor:
+        """n, how many held-out rows evidence counts for, of `(members, depth, rows)`."""
+        return over.total(rows, weights).clamp(max=self.most)
+
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""
         depth = q.shape[1]
@@ -395,7 +406,7 @@ class HeldOutAscent(DepthRule):
         generalises = (state[:, _GENERALISES] > 0)[:, None]
         gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
-        net = over.total(rows, weights)[:, None] * (gain - doubt * error)
+        net = self._count(rows, weights)[:, None] * (gain - doubt * error)
         # While little is learnt, little is asked for; on training rows each layer gains anyway.
         floor = (_SHARE * state[:, _LEARNT]).clamp(max=self.floor)[:, None]
         net = net - torch.where(generalises, floor, 0.0)

@@ -127,4 +127,4 @@ def layers(
         )
     shares = dun_depth(model) is not None and not model.endswith("-own")
     kind = SharedHeadConv if shares else ResidualConv
-    return kind(channels, num_classes, width=recipe.width, init=recipe.init)
+    return kind(channels, num_classes, width=recipe.width, block=recipe.block, init=recipe.init)

@@ -16,6 +16,7 @@ from unbounded.baselines.dropout import PLACES
 from unbounded.data.images import Images
 from unbounded.experiments.cifar10 import models
 from unbounded.layers import Whitened, whitening_filters
+from unbounded.layers.convolutional import FORMS
 from unbounded.likelihoods import SmoothedCategorical
 from unbounded.priors import DepthPrior
 from unbounded.training import (
@@ -73,6 +74,7 @@ class Recipe:
         layer_price: of the rule "ascent": what the prior on the depth, a geometric one, asks for a
             further layer, in nats.
         width: channels of the stem.
+        block: "bottleneck", the paper's, or "basic", those of ResNet-18; see `ResidualConv`.
         init: of new blocks, see `ResidualConv`.
         crop: largest shift of a training image, in pixels.
         pad: what a shift uncovers.
@@ -126,6 +128,7 @@ class Recipe:
     prior_rate: float = 1.0
     layer_price: float = 10.0
     width: int = 64
+    block: str = "bottleneck"
     init: str = "identity"
     crop: int = 4
     pad: str = "reflect"
@@ -252,6 +255,7 @@ class Parts(NamedTuple):
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
+    "block": tuple(FORMS),
     "decay": ("cosine", "linear"),
     "optimizer": ("sgd", "muon"),
     "flip": ("random", "alternating"),

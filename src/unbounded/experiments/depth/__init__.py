@@ -4,7 +4,8 @@ Spirals of growing rotation speed, iterated tent maps (whose needed depth is kno
 and those that come with scikit-learn. On each problem networks of the fixed depths 1 … 16 say what
 every depth is worth, by the same recipe. Beside them stand the depth that validation chooses among
 them, as people search for one, and DUN. The UDN starts from several depths, and trains once four
-times as long. Verdicts: regret, cost, parsimony, and whether start or length of training matter.
+times as long; once three of them are averaged. Verdicts: regret, cost, parsimony, and whether start
+or length of training matter.
 
 Writes NAME.json and NAME.svg of each problem, and all of it as table.md and page.html.
 """
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depths", help="the fixed ones, as 1-16 or 1 2 4 8 (default: 1-16)", **many)
     add("--starts", help="the UDN's first μ; the middle one is compared (default: 1 4 16)", **many)
     add("--no-long", action="store_true", help="without the longer training")
+    add("--no-members", action="store_true", help="without the ensembles of UDNs")
     usual = Settings()
     epochs, steps = usual.made_epochs, usual.table_steps
     add("--made-epochs", type=int, help=f"on spirals and tents (default: {epochs})")
@@ -184,7 +186,7 @@ def child(options: argparse.Namespace, name: str) -> list[str]:
     words = [sys.executable, "-m", "unbounded.experiments", "depth", "--one", name]
     words += ["--device", options.device, "--out", str(options.out)]
     words += given(options, "problems", "seeds", "depths", "starts", "made_epochs", "table_steps")
-    return words + given(options, "data", "chunk", "no_long", "quick", "resume")
+    return words + given(options, "data", "chunk", "no_long", "no_members", "quick", "resume")
 
 
 def _train_one(

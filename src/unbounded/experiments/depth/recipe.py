@@ -21,9 +21,16 @@ from unbounded.training import PRESETS, HeldOutAscent
 
 PRESET = PRESETS["settled"]
 """The library's own recipe: its layers, averaging and depth rule are those of the suite."""
-KINDS = {"fixed": "fixed depths", "udn": "UDNs", "long": "UDNs, longer", "dun": "DUNs"}
+KINDS = {
+    "fixed": "fixed depths",
+    "udn": "UDNs",
+    "long": "UDNs, longer",
+    "members": "UDNs, averaged",
+    "dun": "DUNs",
+}
 """The populations of a problem, in the order of training."""
-_POINTS = {"udn": 200}  # rows of each history that are kept while training
+_MEMBER_SEEDS = 1000  # the first weights of further members have seeds that no run has
+_POINTS = {"udn": 200, "members": 200}  # rows of each history that are kept while training
 _FEW_POINTS = 20  # where the depth does not change
 
 
@@ -36,6 +43,8 @@ class Settings:
         depths: the fixed ones; the deepest is also DUN's bound.
         starts: the UDN's first μ. The one in the middle is *the* UDN, the others test it.
         long: how many times longer the longer training is; 1 for none.
+        members: how many UDNs from different first weights are averaged, beside the single one; 1
+            for no such ensemble.
         spiral_lr: the learning rate on spirals.
         tent_lr: on tents, whose networks are narrow.
         table_lr: the first one on tables, which have fewer rows and more noise; it falls to a
@@ -56,6 +65,7 @@ class Settings:
     depths: tuple[int, ...] = tuple(range(1, 17))
     starts: tuple[float, ...] = (1.0, 4.0, 16.0)
     long: int = 4
+    members: int = 3
     spiral_lr: float = 0.005
     tent_lr: float = 0.0025
     table_lr: float = 0.001
@@ -80,6 +90,7 @@ QUICK = Settings(
     depths=(1, 2, 4, 8),
     starts=(1.0, 4.0),
     long=2,
+    members=2,
     made_epochs=60,
     table_steps=200,
 )
@@ -104,15 +115,17 @@ def settings_of(options: argparse.Namespace) -> Settings:
             changes[name] = value
     if options.no_long:
         changes["long"] = 1
+    if options.no_members:
+        changes["members"] = 1
     return replace(usual, **changes)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One network of the suite."""
+    """One network of the suite, or one ensemble."""
 
     problem: str
-    model: str  # "fixed", "udn" or "dun"
+    model: str  # "fixed", "udn", "members" or "dun"
     depth: int | None  # of a fixed one
     start: float | None  # the first μ of a UDN
     length: int  # how many times the usual epochs
@@ -131,6 +144,9 @@ def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
     if kind == "long":
         seeds = seeds if settings.long > 1 else []
         return [Run(name, "udn", None, start, settings.long, s) for s in seeds]
+    if kind == "members":
+        seeds = seeds if settings.members > 1 else []
+        return [Run(name, "members", None, start, one, s) for s in seeds]
     return [Run(name, "dun", None, None, one, s) for s in seeds]
 
 
@@ -139,8 +155,16 @@ def start_of(problem: Problem, settings: Settings) -> float:
     return settings.start if problem.start is None else problem.start
 
 
+def networks_of(run: Run, parts: Parts, settings: Settings) -> list[UDN]:
+    """The networks of a run on these data: one, or the members of an ensemble."""
+    if run.model != "members":
+        return [build(run, parts, settings)]
+    seeds = [run.seed + _MEMBER_SEEDS * member for member in range(settings.members)]
+    return [build(replace(run, model="udn", seed=seed), parts, settings) for seed in seeds]
+
+
 def build(run: Run, parts: Parts, settings: Settings) -> UDN:
-    """The network of a run on these data."""
+    """A network of a run on these data."""
     problem = PROBLEMS[run.problem]
     likelihood: Likelihood
     likelihood = Categorical(problem.outputs) if problem.task == "classes" else Gaussian()
@@ -178,7 +202,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "clip": settings.clip,
         "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
     }
-    if run.model == "udn":
+    if run.model in ("udn", "members"):
         found["depth_rule"] = HeldOutAscent(reference=None if is_made else settings.table_reference)
     if run.model == "dun":
         found["depth_lr_ratio"] = settings.dun_depth_lr_ratio

@@ -19,9 +19,17 @@ import torch
 from unbounded.engines import Stacked
 from unbounded.experiments import records
 from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
-from unbounded.experiments.depth.recipe import KINDS, Run, Settings, build, fitting, runs_of
+from unbounded.experiments.depth.recipe import (
+    KINDS,
+    Run,
+    Settings,
+    fitting,
+    networks_of,
+    runs_of,
+)
+from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
-from unbounded.predictive import predict
+from unbounded.predictive import predict, predict_ensemble
 from unbounded.printing import show
 from unbounded.training import FitResult, fit
 from unbounded.training.checkpoint import seconds_so_far
@@ -87,8 +95,10 @@ def train_dense(
     for run in runs:
         if (run.problem, run.seed) not in made:
             made[run.problem, run.seed] = PROBLEMS[run.problem].data(run.seed, place.data)
-    each = [made[run.problem, run.seed] for run in runs]
-    models = [build(run, parts, settings) for run, parts in zip(runs, each, strict=True)]
+    parts_of = [made[run.problem, run.seed] for run in runs]
+    built = [networks_of(run, parts, settings) for run, parts in zip(runs, parts_of, strict=True)]
+    models = [model for mine in built for model in mine]
+    each = [parts for mine, parts in zip(built, parts_of, strict=True) for _ in mine]
     rows = len(each[0].train[1])
     checkpoint = place.parts / f"{population.name}.safetensors"
     seconds = seconds_so_far(checkpoint) if place.resume else 0.0
@@ -107,7 +117,11 @@ def train_dense(
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt
     seconds += time.perf_counter() - start
-    return seconds, [score(*one) for one in zip(runs, models, results, each, strict=True)]
+    found, trained = [], iter(results)
+    for run, mine, parts in zip(runs, built, parts_of, strict=True):
+        scored = [score(run, model, next(trained), parts) for model in mine]
+        found.append(scored[0] if run.model != "members" else together(mine, scored, parts))
+    return seconds, found
 
 
 TRAINERS: dict[str, Callable[[Population, Settings, Place], tuple[float, list[Row]]]] = {
@@ -123,8 +137,7 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
     Scores are those of the likelihood (accuracy, RMSE), in the target's units.
     """
     likelihood, best = model.likelihood, result.best_row
-    is_number = likelihood.score_name == "rmse"
-    unit, shift = (parts.scale, math.log(parts.scale)) if is_number else (1.0, 0.0)
+    unit, shift = _units(likelihood, parts)
     x, y = parts.test
     prediction = predict(model, x)
     test = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
@@ -149,6 +162,38 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
         row["settled_epoch"] = result.history.settled_epoch
         row["depth_trace"] = trace(history)
     return row
+
+
+@torch.no_grad()
+def together(models: Sequence[UDN], rows: Sequence[Row], parts: Parts) -> Row:
+    """The row of an ensemble, from its members and the rows that they have alone.
+
+    Scores are those of the mean of the members' predictives, depths those of the mean of their
+    q(ℓ), and the cost is that of all.
+    """
+    likelihood = models[0].likelihood
+    unit, shift = _units(likelihood, parts)
+    found: Row = {key: rows[0][key] for key in (f.name for f in dataclasses.fields(Run))}
+    for name, (x, y) in (("val", parts.validation), ("test", parts.test)):
+        prediction = predict_ensemble(models, x)
+        value = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
+        found[f"{name}_score"] = _number(unit * value)
+        logs = float(prediction.log_prob(y).double().mean())
+        found[f"{name}_log_score"] = _number(logs - shift)
+    columns = itertools.zip_longest(*(row["depth_probs"] for row in rows), fillvalue=0.0)
+    probs = [round(math.fsum(column) / len(rows), 4) for column in columns]
+    found["depth_mean"] = round(math.fsum(row["depth_mean"] for row in rows) / len(rows), 4)
+    found["depth_mode"] = 1 + max(range(len(probs)), key=probs.__getitem__)
+    found["depth_probs"] = probs
+    found["layer_rows"] = sum(row["layer_rows"] for row in rows)
+    found["each"] = [row["test_score"] for row in rows]
+    return found
+
+
+def _units(likelihood: Likelihood, parts: Parts) -> tuple[float, float]:
+    """What a score is multiplied by and a log score lessened by, for the target's units."""
+    is_number = likelihood.score_name == "rmse"
+    return (parts.scale, math.log(parts.scale)) if is_number else (1.0, 0.0)
 
 
 def layer_rows(history: Sequence[Row], rows: int) -> int:

@@ -250,17 +250,27 @@ def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         )
         words += f", and both lengths on {lengths[0]} of {lengths[1]}." if lengths[1] else "."
     longer = [one.longer for one in verdicts if one.longer is not None]
-    if longer:
-        held, chosen, sparing = (
-            share(longer, field)[0] for field in ("regret", "as_chosen", "parsimony")
-        )
-        words += (
-            f" The longer training takes {costs(longer)[1]:.2f} of the search's arithmetic. Judged "
-            f"by the same lines, beside fixed depths of the usual length, it is within one "
-            f"standard error of the best on {held} of {len(longer)} problems, at least as good as "
-            f"the depth that validation chooses on {chosen}, and parsimonious on {sparing}."
-        )
-    return words
+    members = [one.members for one in verdicts if one.members is not None]
+    count = documents[0]["configuration"].get("members", 1)
+    if longer or members:
+        words += " More of the search's cost can be spent, judged by the same lines."
+    words += _judged("The longer training", longer)
+    return words + _judged(f"The mean of {count} UDNs from different first weights", members)
+
+
+def _judged(name: str, verdicts: Sequence[Verdict]) -> str:
+    """What comes of UDNs that take more, beside single fixed depths of the usual length."""
+    if not verdicts:
+        return ""
+    held, chosen, sparing = (
+        share(verdicts, field)[0] for field in ("regret", "as_chosen", "parsimony")
+    )
+    return (
+        f" {name} takes {costs(verdicts)[1]:.2f} of the search's arithmetic; beside single fixed "
+        f"depths of the usual length it is within one standard error of the best on {held} of "
+        f"{len(verdicts)} problems, at least as good as the depth that validation chooses on "
+        f"{chosen}, and parsimonious on {sparing}."
+    )
 
 
 def _sentence(one: Verdict) -> str:

@@ -67,6 +67,7 @@ class Verdict:
         last_length: the same for the longer training.
         longer: the verdict on the UDN that trains longer, against the same fixed depths: what one
             network is worth that takes up more of the search's cost.
+        members: the same for the mean of some UDNs from different first weights.
     """
 
     problem: Row
@@ -96,6 +97,7 @@ class Verdict:
     last_start: bool | None
     last_length: bool | None
     longer: "Verdict | None" = None
+    members: "Verdict | None" = None
 
     @property
     def chosen(self) -> bool | None:
@@ -126,6 +128,7 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
     usual = by(rows, "start", lambda row: row["model"] == "udn" and row["length"] == 1)
     longer = [row for row in rows if row["model"] == "udn" and row["length"] > 1]
     dun = [row for row in rows if row["model"] == "dun"]
+    members = [row for row in rows if row["model"] == "members"]
     if not fixed or start not in usual:
         return None
     sign = _sign(problem["task"])
@@ -179,12 +182,13 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         last_start=near([s.last_depth_mean for s in starts]) if len(starts) > 1 else None,
         last_length=None if long_last is None else near([udn.last_depth_mean, long_last]),
         longer=verdict(problem, [*search, *dun, *_as_usual(longer, start)], start),
+        members=verdict(problem, [*search, *dun, *_as_usual(members, start)], start),
     )
 
 
 def _as_usual(rows: Sequence[Row], start: float) -> list[Row]:
-    """Runs of the longer training in place of the usual ones."""
-    return [{**row, "length": 1, "start": start} for row in rows]
+    """Runs of another kind in place of the usual UDNs."""
+    return [{**row, "model": "udn", "length": 1, "start": start} for row in rows]
 
 
 def by(rows: Iterable[Row], field: str, accept: Callable[[Row], bool]) -> dict[Any, list[Row]]:

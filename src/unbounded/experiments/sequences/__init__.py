@@ -35,24 +35,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, usual = parser.add_argument, Settings()
     many: dict[str, Any] = {"nargs": "+", "metavar": "N"}
     add("--tasks", nargs="+", metavar="NAME", help="hops, words, text (default: all)")
-    add("--hops", help="k of the induction tasks (default: 1 2 4 8)", **many)
+    add("--hops", help="k of the induction tasks (default: 1 2 4 8 16)", **many)
     add("--groups", nargs="+", metavar="NAME", help="S3, A5, Z60 (default: all)")
-    add("--lengths", help="of word problems (default: 8 16 32)", **many)
-    add("--depths", help="the fixed ones, as 1-8 or 1 2 4 (default: 1-8)", **many)
-    add("--seeds", help="of data and weights (default: 0-2)", **many)
+    add("--lengths", help="of word problems (default: 8 16)", **many)
+    add("--depths", help="the fixed ones, as 1-4 or 1 2 4 (default: 1-6)", **many)
+    add("--text-depths", help="those of text (default: 1-8)", **many)
+    add("--seeds", help="of data and weights (default: 0-1)", **many)
     add("--width", type=int, help=f"of hidden states (default: {usual.width})")
     add("--heads", type=int, help=f"of attention (default: {usual.heads})")
     add("--rows", type=int, help=f"sequences of a batch (default: {usual.rows})")
     add("--hop-length", type=int, help=f"letters of a sequence (default: {usual.hop_length})")
     add("--letters", type=int, help=f"how many there are (default: {usual.letters})")
     add("--lr", type=float, help=f"the highest learning rate (default: {usual.lr:g})")
-    add("--steps", type=int, help=f"of training (default: {usual.steps})")
+    add("--steps", type=int, help=f"of training on hops (default: {usual.steps})")
+    add("--word-steps", type=int, help=f"on word problems (default: {usual.word_steps})")
     add("--text-steps", type=int, help=f"of training on text (default: {usual.text_steps})")
+    add("--looks", type=int, help=f"how often depth may move (default: {usual.looks})")
+    add("--most", type=int, help=f"tokens that a look counts, at most (default: {usual.most})")
+    add("--text-most", type=int, help=f"the same of text (default: {usual.text_most})")
+    add("--equal", help="fixed depths at equal parameters (default: 2 3 4 8 12)", **many)
+    blocks = f"these are those of so many usual blocks (default: {usual.equal_to})"
+    add("--equal-to", type=int, help=blocks)
     add("--data", type=Path, help=f"a text file for the task text; else ${FOLDER}/text.txt")
     add("--device", default=None, help="cpu or cuda; cuda if there is one")
     add("--bf16", action="store_true", help="run the layers in bfloat16")
     add("--minutes", type=float, help="begin no network after so many; --resume goes on")
     add("--quick", action="store_true", help="small networks, short training: three minutes")
+    add("--keep", action="store_true", help="keep the trained UDNs, in the folder's models/")
     add("--resume", action="store_true", help="go on where this was interrupted")
     add("--out", type=Path, default=Path("results/sequences"), help="folder to write")
 
@@ -69,7 +78,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             settings, tasks=tuple(task for task in settings.tasks if task != "text")
         )
     device = usable_device(options.device)
-    planned = [run for p in recipe.problems(settings) for run in recipe.runs_of(p, settings)]
+    planned = recipe.plan(settings)
     if not planned:
         raise StudyError("there is nothing to do: the task text needs --data FILE")
     parts, names = options.out / "parts", [f"{run.name}.json" for run in planned]
@@ -78,7 +87,12 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.quick and processes.is_first:
         show("quick: small networks, short training: how it goes, not how good it is")
     place = runs.Place(
-        device, parts, text, options.resume, torch.bfloat16 if options.bf16 else None
+        device,
+        parts,
+        text,
+        options.resume,
+        torch.bfloat16 if options.bf16 else None,
+        options.out / "models" if options.keep else None,
     )
     threads = one_thread() if options.quick else nullcontext()
     with records.resumable(options.out, parts), threads:

@@ -25,8 +25,9 @@ def problems(rows: Sequence[Row]) -> list[str]:
 
 def by_depth(rows: Sequence[Row]) -> dict[int, list[Row]]:
     """Networks of fixed depths by depth, in order."""
-    depths = sorted({row["depth"] for row in rows if row["model"] == "fixed"})
-    return {depth: [row for row in rows if row["depth"] == depth] for depth in depths}
+    fixed = [row for row in rows if row["model"] == "fixed"]
+    depths = sorted({row["depth"] for row in fixed})
+    return {depth: [row for row in fixed if row["depth"] == depth] for depth in depths}
 
 
 def size(rows: Sequence[Row]) -> tuple[float, float]:

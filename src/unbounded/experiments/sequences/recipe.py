@@ -19,7 +19,7 @@ from unbounded.experiments import StudyError, listed, whole_numbers
 from unbounded.layers import TransformerLayers
 from unbounded.likelihoods import Tokens
 from unbounded.model import UDN
-from unbounded.training import PRESETS
+from unbounded.training import PRESETS, HeldOutAscent
 from unbounded.training.presets import cosine
 
 PRESET = PRESETS["settled"]
@@ -36,41 +36,61 @@ class Settings:
         groups: of the word problems.
         lengths: of the word problems.
         depths: the fixed ones.
+        text_depths: those of a text.
         seeds: of data and weights.
         width: of hidden states.
         heads: of attention.
         hop_length: letters of an induction sequence.
         letters: how many there are.
+        mixed: whether induction is learnt with fewer hops as well, and asked for k alone.
         rows: sequences of a batch.
-        steps: batches that each network is trained on.
+        word_rows: of a batch of word problems, which are short.
+        steps: batches of induction that each network is trained on.
+        word_steps: batches of word problems.
         looks: epochs that they are divided into: how often a UDN may move its depth.
         lr: the highest learning rate, from which it falls along half a cosine.
         average: decay a step of the moving average of all parameters.
-        test_rows: fresh sequences that the result is measured on.
+        most: tokens of a look that the depth rule counts, at most. The seven nats that a layer
+            must gain are 7/most nats a token.
+        text_most: the same for held-out characters of a text, where small gains count.
+        test_rows: fresh sequences that the result is measured on; of text so many windows at
+            most, and as many to follow the training by.
         text_length: characters of a window.
-        text_steps: batches on text, about.
+        text_rows: windows of a batch.
+        text_steps: batches on text.
         text_shares: parts of the training text, for E[ℓ] against the size of the data.
+        equal: other fixed depths on the whole text, as wide as to have the parameters of
+        equal_to: blocks of the usual width.
     """
 
     tasks: tuple[str, ...] = TASKS
-    hops: tuple[int, ...] = (1, 2, 4, 8)
+    hops: tuple[int, ...] = (1, 2, 4, 8, 16)
     groups: tuple[str, ...] = GROUPS
-    lengths: tuple[int, ...] = (8, 16, 32)
-    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    seeds: tuple[int, ...] = (0, 1, 2)
+    lengths: tuple[int, ...] = (8, 16)
+    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    text_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    seeds: tuple[int, ...] = (0, 1)
     width: int = 128
     heads: int = 4
-    hop_length: int = 100
+    hop_length: int = 64
     letters: int = 4
-    rows: int = 128
-    steps: int = 10_000
-    looks: int = 200
-    lr: float = 0.001
+    mixed: bool = True
+    rows: int = 64
+    word_rows: int = 256
+    steps: int = 6000
+    word_steps: int = 3000
+    looks: int = 100
+    lr: float = 0.002
     average: float = 0.99
+    most: int = 1024
+    text_most: int = 4096
     test_rows: int = 1024
     text_length: int = 128
-    text_steps: int = 5000
-    text_shares: tuple[float, ...] = (0.01, 0.1, 1.0)
+    text_rows: int = 64
+    text_steps: int = 2500
+    text_shares: tuple[float, ...] = (0.1, 0.3, 1.0)
+    equal: tuple[int, ...] = (2, 3, 4, 8, 12)
+    equal_to: int = 6
 
 
 QUICK = Settings(
@@ -78,20 +98,28 @@ QUICK = Settings(
     groups=("S3",),
     lengths=(6,),
     depths=(1, 2, 4),
+    text_depths=(1, 2, 4),
     seeds=(0,),
     width=32,
     heads=2,
     hop_length=16,
     rows=32,
+    word_rows=32,
     steps=120,
+    word_steps=120,
     looks=12,
     lr=0.003,
     average=0.9,
     test_rows=64,
     text_length=32,
+    text_rows=32,
     text_steps=60,
     text_shares=(0.1, 1.0),
+    equal=(2,),
+    equal_to=4,
 )
+PUBLISHED = {1: 2, 2: 2, 3: 3, 4: 3, 5: 4, 6: 4, 7: 4, 8: 4, 16: 5}
+"""k ↦ the least depth that Sanford, Hsu and Telgarsky (2024) found to learn k hops."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,7 @@ class Problem:
         number: k, the length, or the share of the text.
         group: of a word problem.
         needed: the depth that theory says is enough, if it says anything.
+        published: the least depth that others found to be enough.
     """
 
     name: str
@@ -113,6 +142,7 @@ class Problem:
     number: float
     group: str = ""
     needed: int | None = None
+    published: int | None = None
 
 
 @dataclass(frozen=True)
@@ -122,11 +152,20 @@ class Run:
     problem: Problem
     depth: int | None  # of a fixed one; None infers it
     seed: int
+    width: int | None = None  # if it is not the usual one
+
+    @property
+    def model(self) -> str:
+        """What is compared: "udn", "fixed" or, at equal parameters, "equal"."""
+        if self.depth is None:
+            return "udn"
+        return "fixed" if self.width is None else "equal"
 
     @property
     def name(self) -> str:
         """Of its file."""
         model = "udn" if self.depth is None else f"depth{self.depth}"
+        model += "" if self.width is None else f"x{self.width}"
         return f"{self.problem.name}-{model}-{self.seed}"
 
 
@@ -135,8 +174,10 @@ def problems(settings: Settings) -> list[Problem]:
     found = []
     if "hops" in settings.tasks:
         for k in settings.hops:
-            about = f"{k}-hop induction, {settings.hop_length} letters"
-            found.append(Problem(f"hop-{k}", about, "hops", k, needed=Hops(k).needed))
+            about, needed = f"{k}-hop induction, {settings.hop_length} letters", Hops(k).needed
+            found.append(
+                Problem(f"hop-{k}", about, "hops", k, needed=needed, published=PUBLISHED.get(k))
+            )
     if "words" in settings.tasks:
         for group in settings.groups:
             for length in settings.lengths:
@@ -149,10 +190,38 @@ def problems(settings: Settings) -> list[Problem]:
     return found
 
 
-def runs_of(problem: Problem, settings: Settings) -> list[Run]:
-    """The UDNs first: if time ends early, they are there."""
-    depths = (None, *settings.depths)
-    return [Run(problem, depth, seed) for depth in depths for seed in settings.seeds]
+def plan(settings: Settings) -> list[Run]:
+    """All networks, seed by seed, what matters most first: time may end early.
+
+    UDNs are there before networks of fixed depths, and what needs the most depth comes last. Of
+    text fixed depths are trained on the whole of it alone.
+    """
+    order = ("text", "hops", "words")
+    each = sorted(
+        problems(settings),
+        key=lambda p: (p.task == "hops" and p.number > 8, order.index(p.task), -p.number),
+    )
+    whole, found = max(settings.text_shares), list[Run]()
+    searched = [p for p in each if p.task != "text" or p.number == whole]
+    for seed in settings.seeds:
+        found += [Run(problem, None, seed) for problem in each]
+        for problem in searched:
+            is_text = problem.task == "text"
+            depths = settings.text_depths if is_text else settings.depths
+            found += [Run(problem, depth, seed) for depth in depths]
+        for problem in searched:
+            if problem.task == "text":
+                found += [
+                    Run(problem, depth, seed, equal_width(depth, settings))
+                    for depth in settings.equal
+                ]
+    return found
+
+
+def equal_width(depth: int, settings: Settings) -> int:
+    """The width at which so many blocks have about the parameters of `equal_to` usual ones."""
+    unit = 2 * settings.heads
+    return max(1, round(settings.width * math.sqrt(settings.equal_to / depth) / unit)) * unit
 
 
 def task_of(
@@ -160,14 +229,16 @@ def task_of(
 ) -> Hops | WordProblem:
     """What makes the sequences of a problem that is made."""
     if problem.task == "hops":
-        return Hops(int(problem.number), settings.hop_length, settings.letters, rows, device)
+        k, mixed = int(problem.number), settings.mixed
+        return Hops(k, settings.hop_length, settings.letters, rows, device, mixed)
     return WordProblem(problem.group, int(problem.number), rows, device)
 
 
 def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
     """The network before training."""
     is_text = run.problem.task == "text"
-    layers = TransformerLayers(vocabulary, settings.width, heads=settings.heads)
+    width = settings.width if run.width is None else run.width
+    layers = TransformerLayers(vocabulary, width, heads=settings.heads)
     likelihood = Tokens(vocabulary, score="bits_per_character" if is_text else "accuracy")
     family = FixedDepth(run.depth) if run.depth is not None else TruncatedNormal(*layers.reference)
     return UDN(layers, likelihood, family, seed=run.seed)
@@ -184,8 +255,8 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
         "select": "log_score",
     }
     if run.depth is None:
-        assert PRESET.rule is not None
-        found["depth_rule"] = PRESET.rule()
+        is_text = run.problem.task == "text"
+        found["depth_rule"] = HeldOutAscent(most=settings.text_most if is_text else settings.most)
     return found
 
 
@@ -229,10 +300,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """The settings that the options ask for, checked."""
     usual = QUICK if options.quick else Settings()
     changes: dict[str, Any] = {}
-    for name in ("hops", "lengths", "depths", "seeds"):
+    for name in ("hops", "lengths", "depths", "text_depths", "seeds", "equal"):
         words = getattr(options, name)
         if words is not None:
-            changes[name] = whole_numbers(name, words, 0 if name == "seeds" else 1)
+            changes[name] = whole_numbers(
+                name.replace("_", "-"), words, 0 if name == "seeds" else 1
+            )
     for name, known in (("tasks", TASKS), ("groups", GROUPS)):
         words = getattr(options, name)
         if words is not None:
@@ -241,7 +314,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
             if unknown or not chosen:
                 raise StudyError(f"--{name} must be among {', '.join(known)}, got {words}")
             changes[name] = tuple(chosen)
-    least = {"width": 1, "heads": 1, "steps": 1, "text_steps": 1, "rows": 1}
+    least = {"width": 1, "heads": 1, "steps": 1, "word_steps": 1, "text_steps": 1, "rows": 1}
+    least |= {"equal_to": 1, "looks": 1, "most": 1, "text_most": 1}
     for name, low in {**least, "hop_length": 2, "letters": 2}.items():
         value = getattr(options, name)
         if value is not None:

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unbounded.data.sequences import Text, windows
+from unbounded.data.sequences import Hops, RandomWindows, Text, windows
 from unbounded.engines import Eager, Engine, Graphs
 from unbounded.experiments import records
 from unbounded.experiments.depth.runs import probabilities, trace
@@ -23,6 +25,7 @@ from unbounded.experiments.sequences.recipe import (
     task_of,
     text_parts,
 )
+from unbounded.files import save
 from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.printing import show
@@ -44,18 +47,20 @@ class Place:
     text: Text | None = None
     resume: bool = False
     autocast: torch.dtype | None = None
+    models: Path | None = None  # folder for what was trained, if it is to be kept
 
 
 @dataclass(frozen=True)
 class Data:
     """What a run learns from."""
 
-    train: Any  # a Stream or (x, y)
+    train: Stream
     validation: tuple[Tensor, Tensor] | None
     test: tuple[Tensor, Tensor]
     vocabulary: int
     epochs: int
     tokens: int  # seen in training, in all
+    characters: int | None = None  # of the training text
 
 
 def data_of(run: Run, settings: Settings, text: Text | None, device: str = "cpu") -> Data:
@@ -63,23 +68,33 @@ def data_of(run: Run, settings: Settings, text: Text | None, device: str = "cpu"
     problem = run.problem
     if problem.task == "text":
         assert text is not None
-        return _text(problem, settings, text)
-    task = task_of(problem, settings, settings.rows, device)
-    tokens = settings.rows * task.length
-    stream, epochs = Stream.for_budget(task, settings.steps * tokens, tokens, settings.looks)
+        return _text(problem, settings, text, device)
+    rows, steps = settings.rows, settings.steps
+    if problem.task == "words":
+        rows, steps = settings.word_rows, settings.word_steps
+    task = task_of(problem, settings, rows, device)
+    tokens = rows * task.time
+    stream, epochs = Stream.for_budget(task, steps * tokens, tokens, settings.looks)
     test = task_of(problem, settings, settings.test_rows)
-    x, y = test(torch.Generator().manual_seed(_TEST_SEED + run.seed))
+    draw = test.hardest if isinstance(test, Hops) else test
+    x, y = draw(torch.Generator().manual_seed(_TEST_SEED + run.seed))
     return Data(stream, None, (x, y), task.vocabulary, epochs, epochs * stream.steps * tokens)
 
 
-def _text(problem: Problem, settings: Settings, text: Text) -> Data:
+def _text(problem: Problem, settings: Settings, text: Text, device: str) -> Data:
+    """Windows from random places of the training text; those of the other parts stand still."""
     parts = text_parts(text, problem.number, settings.text_length)
-    sets = {name: windows(part, settings.text_length) for name, part in parts.items()}
-    x, y = sets["train"]
-    batches = -(-len(x) // min(settings.rows, len(x)))
-    epochs = max(2, round(settings.text_steps / batches))
-    tokens = epochs * x.numel()
-    return Data((x, y), sets["validation"], sets["test"], len(text.alphabet), epochs, tokens)
+    most = settings.test_rows * settings.text_length + 1
+    validation, test = (
+        windows(parts[name][:most], settings.text_length) for name in ("validation", "test")
+    )
+    train = parts["train"]
+    draw = RandomWindows(train.to(device), settings.text_length, settings.text_rows)
+    looks = min(settings.looks, settings.text_steps)
+    stream = Stream(draw, -(-settings.text_steps // looks), len(train))
+    epochs = -(-settings.text_steps // stream.steps)
+    tokens = epochs * stream.steps * settings.text_rows * settings.text_length
+    return Data(stream, validation, test, len(text.alphabet), epochs, tokens, len(train))
 
 
 def train(run: Run, settings: Settings, place: Place) -> Row:
@@ -90,34 +105,45 @@ def train(run: Run, settings: Settings, place: Place) -> Row:
     before = seconds_so_far(checkpoint) if place.resume else 0.0
     start = time.perf_counter()
     engine: Engine = Graphs() if torch.device(place.device).type == "cuda" else Eager()
-    rows = settings.rows
-    if isinstance(data.train, tuple):
-        rows = min(rows, len(data.train[0]))
-    result = fit(
-        model,
-        data.train,
-        validation=data.validation,
-        batch_size=rows,
-        engine=engine,
-        autocast=place.autocast,
-        checkpoint=checkpoint,
-        resume=place.resume,
-        progress=False,
-        **fitting(run, data.epochs, settings),
-    )
+    with _fast_products():
+        result = fit(
+            model,
+            data.train,
+            validation=data.validation,
+            engine=engine,
+            autocast=place.autocast,
+            checkpoint=checkpoint,
+            resume=place.resume,
+            progress=False,
+            **fitting(run, data.epochs, settings),
+        )
     if result.stopped == "interrupted":
         raise KeyboardInterrupt
     seconds = before + time.perf_counter() - start
-    row = score(run, model, result, data)
+    row = score(run, model, result, data, settings)
     row["seconds"] = round(seconds, 2)
+    if place.models is not None and run.depth is None:
+        place.models.mkdir(parents=True, exist_ok=True)
+        save(model, place.models / f"{run.name}.udn")
     checkpoint.unlink(missing_ok=True)
     shown = f"{row['bits']:.4f} bits" if "bits" in row else f"error {row['error']:.4f}"
     show(f"{run.name}: {shown}, E[ℓ] {row['depth_mean']:.2f}, {seconds:.1f} s")
     return row
 
 
+@contextmanager
+def _fast_products() -> Iterator[None]:
+    """Products of matrices by the tensor cores of a GPU, with eleven bits (TF32); for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 @torch.no_grad()
-def score(run: Run, model: UDN, result: FitResult, data: Data) -> Row:
+def score(run: Run, model: UDN, result: FitResult, data: Data, settings: Settings) -> Row:
     """The row of a run: the error or the bits a token on fresh rows, its depth, what it cost."""
     x, y = data.test
     right, nats, count = 0.0, 0.0, 0.0
@@ -132,14 +158,16 @@ def score(run: Run, model: UDN, result: FitResult, data: Data) -> Row:
     history = result.history.rows
     row: Row = {
         **dataclasses.asdict(run.problem),
-        "model": "udn" if run.depth is None else "fixed",
+        "model": run.model,
         "depth": run.depth,
+        "width": settings.width if run.width is None else run.width,
         "seed": run.seed,
         "error": round(1 - right / count, 6),
         "nats": round(nats / count, 6),
         "depth_mean": round(model.depth.mean(), 4),
         "tokens": data.tokens,
-        "num_data": int(data.train[1].numel()) if isinstance(data.train, tuple) else None,
+        "num_data": data.characters,
+        "parameters": sum(p.numel() for p in model.freeze().parameters()),
         "best_epoch": result.best_epoch,
         "stopped": result.stopped,
     }

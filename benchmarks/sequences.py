@@ -1,0 +1,171 @@
+"""`python -m benchmarks.sequences [MODEL] [--data TEXT]`: a transformer of inferred depth, timed.
+
+- training: tokens a second of a UDN, against the network of fixed depth that is as deep;
+- generation: of the mixture over depths, against that network frozen, with one head;
+- early exits: generation that leaves layers out, against all layers, and the bits that it loses.
+
+MODEL is a UDN on characters as `unbounded reproduce sequences --keep` leaves it, TEXT the file it
+was trained on. Without them weights are random, and what exits lose is not measured. All figures
+are ratios of one run; the best of several rounds in turn.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import unbounded as ub
+from benchmarks.timing import best_times, trainer_of
+from unbounded import interrupts
+from unbounded.data.sequences import RandomWindows, Text, windows
+from unbounded.engines import Eager, Graphs
+from unbounded.exits import EarlyExit
+from unbounded.experiments.sequences.recipe import text_parts
+from unbounded.generation import _Writer
+from unbounded.steps.streams import Stream
+
+VOCABULARY, WIDTH, WINDOW, ROWS = 65, 128, 128, 64
+LEVELS = (0.95, 0.9, 0.8, 0.7, 0.5)
+STEPS = 5
+Figures = dict[str, Any]
+
+
+def random_model() -> ub.UDN:
+    """Weights as they are born, q(ℓ) as after a training."""
+    layers = ub.TransformerLayers(VOCABULARY, WIDTH)
+    return ub.UDN(layers, ub.Tokens(VOCABULARY), ub.TruncatedNormal(5.0, 0.8))
+
+
+def of_depth(model: ub.UDN, depth: int) -> ub.UDN:
+    """A network of fixed depth, of the same layers."""
+    found = ub.UDN(model.layers, model.likelihood, ub.FixedDepth(depth))
+    return found.to(model.anchor.device)
+
+
+def training(model: ub.UDN, rows: int = ROWS, rounds: int = 5) -> Figures:
+    """Seconds of a step of the model at rest, and of the fixed network that is as deep."""
+    device, (_, last) = model.anchor.device, model.support()
+    characters = torch.randint(VOCABULARY, (100_000,)).to(device)
+    stream = Stream(RandomWindows(characters, WINDOW, rows), STEPS, len(characters))
+    on_gpu = device.type == "cuda"
+
+    def candidate(net: ub.UDN, rule: ub.HeldOutAscent | None) -> Callable[[], None]:
+        options: dict[str, Any] = {"average": 0.99, "clip": 1.0}
+        if rule is not None:
+            rule.rest()
+            options["depth_rule"] = rule
+        trainer = trainer_of(net, stream, Graphs() if on_gpu else Eager(), **options)
+
+        def run() -> None:
+            trainer._epoch(1 << 60, interrupts.Request(), False)
+            if on_gpu:
+                torch.cuda.synchronize()
+
+        return run
+
+    ours, reference = best_times(
+        [candidate(model, ub.HeldOutAscent()), candidate(of_depth(model, last), None)], rounds
+    )
+    return {
+        "depth": last,
+        "step_ms": 1e3 * ours / STEPS,
+        "fixed_step_ms": 1e3 * reference / STEPS,
+        "tokens_a_second_ratio": reference / ours,
+    }
+
+
+def generation(
+    model: ub.UDN, batch: int = 1, length: int = 64, rounds: int = 5, levels: Any = LEVELS
+) -> Figures:
+    """Tokens a second of the mixture, of the frozen finite network, and with exits."""
+    last = model.support()[1]
+    prompt = torch.zeros(batch, 8, dtype=torch.long)
+    frozen = model.freeze(depth=last)
+    on_gpu = model.anchor.device.type == "cuda"
+
+    def written(by: Any, sure: Any = None) -> Callable[[], None]:
+        def run() -> None:
+            ub.generate(by, prompt, length, sure=sure, generator=torch.Generator().manual_seed(0))
+            if on_gpu:
+                torch.cuda.synchronize()
+
+        return run
+
+    exits = {level: EarlyExit(level) for level in levels}
+    candidates = [written(model), written(frozen), written(model.freeze())]
+    times = best_times([*candidates, *(written(model, e) for e in exits.values())], rounds)
+    whole, finite, mixture = times[:3]
+    return {
+        "batch": batch,
+        "tokens_a_second": batch * length / whole,
+        "against_finite": finite / whole,
+        "frozen_mixture_against_finite": finite / mixture,
+        "exits": {str(level): whole / t for level, t in zip(exits, times[3:], strict=True)},
+    }
+
+
+@torch.no_grad()
+def bits(model: ub.UDN, x: Tensor, y: Tensor, sure: Any = None) -> tuple[float, float]:
+    """Bits a character where each of `(rows, time)` is read alone, and the layers that it took.
+
+    Exits are taken as in generation: by each row for itself.
+    """
+    total, layers, count = 0.0, 0, 0
+    for row, targets in zip(x, y, strict=True):
+        writer = _Writer(model, row[None, :1], len(row), sure)
+        for token, target in zip(row, targets, strict=True):
+            found = writer.read(token.view(1, 1).to(writer.device))
+            total -= float(found[0, int(target)])
+            layers, count = layers + writer.depth, count + 1
+    return total / count / math.log(2), layers / count
+
+
+def losses(model: ub.UDN, text: Text, rows: int, levels: Any = LEVELS) -> Figures:
+    """Bits a character of the end of a text, without exits and with each of them."""
+    x, y = windows(text_parts(text, 1.0, WINDOW)["test"], WINDOW)
+    places = torch.linspace(0, len(x) - 1, min(rows, len(x))).long()
+    x, y = x[places], y[places]
+    model.eval()
+    whole, depth = bits(model, x, y)
+    found: Figures = {"bits": whole, "layers": depth, "characters": x.numel(), "lost": {}}
+    for level in levels:
+        own, layers = bits(model, x, y, EarlyExit(level))
+        found["lost"][str(level)] = {"bits": own - whole, "layers": layers}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sequences",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", nargs="?", type=Path, help="a UDN on characters")
+    parser.add_argument("--data", type=Path, help="the text that it was trained on")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rows", type=int, default=16, help="windows that exits are judged by")
+    parser.add_argument("--json", type=Path, help="a file to write")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
+    model = random_model() if options.model is None else ub.load(options.model)
+    model = model.to(options.device).eval()
+    found: Figures = {"depth_mean": model.depth.mean(), "support": list(model.support())}
+    found["generation"] = [generation(model, batch) for batch in (1, 16)]
+    if options.data is not None:
+        found["exits"] = losses(model, Text.read(options.data), options.rows)
+    found["training"] = training(model)
+    print(json.dumps(found, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
