@@ -851,12 +851,17 @@ def recipes(tmp_path_factory):
         ],
         "standard": [result(CifarRun("10", 0), 0.945), result(CifarRun("node", 0), 0.5)],
         "quick": [result(CifarRun("30", 0), 0.99)],
+        "trial": [result(CifarRun("mdeq", 0), 0.99)],
+        "basic": [result(CifarRun(m, 0), 0.99) for m in ("10", "resnet18")],
     }
+    for run in made["basic"]:
+        run["recipe"]["block"] = "basic"
     for name, runs in made.items():
         for run in runs:
             file = CifarRun(**{**run["run"], "classes": tuple(run["run"]["classes"])}).name
             records.write_json(root / name / "runs" / f"{file}.json", run)
     records.write_json(root / "fast" / "about.json", {"asks": "how fast?", "shared": True})
+    records.write_json(root / "trial" / "about.json", {"trial": True})
     records.write_json(root / "quick" / "quick.json", {"train": 1, "test": 1, "epochs": 1})
     assert main(["reproduce", "cifar10", "--no-train", "--out", str(root)]) == 0
     return root, made, (root / "table.md").read_text()
@@ -873,13 +878,15 @@ def test_all_recipes_side_by_side(recipes):
     assert (root / "fast" / "table.md").is_file()
     assert {path.name for path in root.glob("*.svg")} == {"seconds.svg"}
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines()]
-    short, start = (i for i, row in enumerate(rows) if row[0].startswith("Ω₁₀"))
+    short, basic, start = (i for i, row in enumerate(rows) if row[0].startswith("Ω₁₀"))
+    assert rows[basic][:5] == ["Ω₁₀, basic blocks", "–", "99.00", "–", "basic"]
     assert rows[short][1:] == ["94.0 ± 0.2", "94.50", "+0.50", "standard", "100", "48,000", "1"]
     assert rows[short + 1][2:] == ["–"] * 6
     deviation = statistics.stdev([94.0, 94.2])
     ten = ["94.0 ± 0.2", "fast", "40", "47,000", f"94.10 ± {deviation:.2f}", "2"]
-    assert rows[start][1:7] == ten
-    assert rows[start + 1][:7] == ["", "", "standard", "100", "48,000", "**94.50**", "1"]
+    assert rows[start][1:3] == ["94.0 ± 0.2", "basic (basic blocks)"]
+    assert rows[start + 1][2:7] == ten[1:]
+    assert rows[start + 2][:7] == ["", "", "standard", "100", "48,000", "**94.50**", "1"]
     long = page.split("by each recipe")[1]
     assert cells(long, "UDN |")[2:6] == ["fast (rule ascent)", "40", "47,000", "**95.10 ± 0.14**"]
     assert set(cells(long, "Ω₃₀")[2:]) == {"–"}  # quick looks do not count
@@ -890,9 +897,9 @@ def test_all_recipes_side_by_side(recipes):
 
 def test_where_ours_are_better_in_words(recipes):
     _, _, page = recipes
-    assert "- above: Ω₁₀ (+0.50, standard), UDN (+0.70, fast)" in page
+    assert "- above: Ω₁₀ (+0.50, standard), ResNet-18 (+6.10, basic), UDN (+0.70, fast)" in page
     assert "- below: NODE (−3.70, standard)" in page
-    assert "- not run: Ω₅, Ω₈, Ω₁₅, Ω₂₀, Ω₃₀, ResNet-18, ANODE, MDEQ" in page
+    assert "- not run: Ω₅, Ω₈, Ω₁₅, Ω₂₀, Ω₃₀, ANODE, MDEQ\n" in page
     error = math.sqrt(2 * 0.02 / 2)  # both have a variance of 0.02 over two seeds
     expected = f"UDN 95.10, Ω₁₀ 94.10: +1.00 ± {error:.2f}, the UDN is better"
     assert f"- fast, 1 fixed depths: {expected}" in page

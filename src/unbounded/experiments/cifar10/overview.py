@@ -1,7 +1,8 @@
 """All recipes side by side: what a folder of folders, one for each recipe, has to tell.
 
 FOLDER/NAME/runs/*.json   the runs of one recipe, see `study`
-FOLDER/NAME/about.json    what the runs ask, and what has to be known of them; may be missing
+FOLDER/NAME/about.json    what the runs ask ("asks"), what has to be known of them ("note"), whether
+                          they shared a GPU ("shared") or are a "trial"; may be missing
 FOLDER/table.md, *.svg    made from all of them
 """
 
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from unbounded.experiments import records
 from unbounded.experiments.cifar10 import evaluated, figures, published, table
-from unbounded.experiments.cifar10.models import fixed_depth, label
+from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.recipe import EARLIER, Recipe
 from unbounded.experiments.cifar10.results import Result, headline, read, select, spread_of
@@ -44,6 +45,16 @@ class Part(NamedTuple):
         there: int = recipe["images"] or _TRAIN_IMAGES
         return there - int(recipe["validation"]) - int(recipe["held_out"])
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether its accuracies are not to be compared with others."""
+        return bool(self.about.get("trial"))
+
+    @property
+    def has_other_blocks(self) -> bool:
+        """Whether residual networks are not made of the paper's blocks."""
+        return bool(self.recipe.get("block", "bottleneck") != "bottleneck")
+
 
 def folders(folder: Path) -> list[Path]:
     """The folders of studies within a folder; quick looks mean nothing."""
@@ -66,7 +77,7 @@ def write(folder: Path) -> str:
     for path in folders(folder):
         table.write(path)
     every = parts(folder)
-    sets = {part.name: part.results for part in every}
+    sets = {part.name: part.results for part in every if not part.is_trial}
     looks = {part.name: (part.found, part.results) for part in every if part.found}
     shared = [part.name for part in every if part.about.get("shared")]
     note = f"Hollow: runs that shared the GPU ({', '.join(shared)})" if shared else ""
@@ -101,11 +112,18 @@ def brief(every: Sequence[Part]) -> str:
     return "\n".join(page)
 
 
-def best_runs(every: Sequence[Part]) -> dict[str, tuple[Part, table.Line]]:
-    """Of each row of Table 2 that was run, the recipe with the highest mean accuracy."""
+def best_runs(every: Sequence[Part], of_paper: bool = True) -> dict[str, tuple[Part, table.Line]]:
+    """Of each model that was run, the recipe with the highest mean accuracy; trials do not count.
+
+    Args:
+        every: all recipes.
+        of_paper: the rows of Table 2, with the paper's blocks where a network is made of such; else
+            networks of other blocks.
+    """
     found: dict[str, tuple[Part, table.Line]] = {}
     for part, line in _lines(every):
-        if line.known is None or not line.runs:
+        other = part.has_other_blocks and line.model not in OTHERS
+        if not line.runs or part.is_trial or other is of_paper or (of_paper and not line.known):
             continue
         before = found.get(line.model)
         if before is None or _accuracy(line) > _accuracy(before[1]):
@@ -114,22 +132,28 @@ def best_runs(every: Sequence[Part]) -> dict[str, tuple[Part, table.Line]]:
 
 
 def short_table(every: Sequence[Part]) -> str:
-    """A line for each row of Table 2."""
-    best = best_runs(every)
+    """A line for each row of Table 2, and for networks of other blocks."""
+    best, others = best_runs(every), best_runs(every, of_paper=False)
     rows = []
     for row in published.TABLE:
         cells = [row.label, plus_minus(row.mean, row.deviation, 1)]
-        if row.model not in best:
+        if row.model in best:
+            difference = _signed(_accuracy(best[row.model][1]) - row.mean)
+            rows.append([*cells, *_short_cells(*best[row.model], difference)])
+        else:
             rows.append([*cells, *["–"] * 6])
-            continue
-        part, line = best[row.model]
-        cells += [plus_minus(*spread_of(line.runs, "test_accuracy", 0.01), 2)]
-        cells += [_signed(_accuracy(line) - row.mean), _recipe_cell(part, line)]
-        cells += [f"{part.recipe['epochs']}", f"{part.images:,}", f"{len(line.runs)}"]
-        rows.append(cells)
+    for model, (part, line) in others.items():
+        name = f"{label(model)}, {part.recipe['block']} blocks"
+        rows.append([name, "–", *_short_cells(part, line, "–")])
     head = ["model", "published", "ours", "difference", "recipe", "epochs", "images", "seeds"]
-    note = "\nOf several recipes this is the one with the highest test accuracy; all are below.\n"
-    return markdown_table(head, rows) + note
+    note = "\nOf several recipes this is the one with the highest test accuracy"
+    return markdown_table(head, rows) + f"{note}; `table.md` of `results/cifar10` has all.\n"
+
+
+def _short_cells(part: Part, line: table.Line, difference: str) -> list[str]:
+    cells = [plus_minus(*spread_of(line.runs, "test_accuracy", 0.01), 2), difference]
+    cells += [_with_rule(part.name, line), f"{part.recipe['epochs']}"]
+    return [*cells, f"{part.images:,}", f"{len(line.runs)}"]
 
 
 def accuracy_table(every: Sequence[Part]) -> str:
@@ -175,7 +199,7 @@ def words(every: Sequence[Part]) -> str:
         text += f"- {side}: {', '.join(names)}\n" if names else ""
     missing = [label(row.model) for row in published.TABLE if row.model not in best]
     text += f"- not run: {', '.join(missing)}\n" if missing else ""
-    each = [line for part in every for line in _beside(part)]
+    each = [line for part in every if not part.is_trial for line in _beside(part)]
     if each:
         text += "\nThe UDN beside the best of the others, by the same recipe (± standard error):"
         text += "\n\n" + "".join(f"- {line}\n" for line in each)
@@ -266,14 +290,16 @@ def _lines(every: Sequence[Part]) -> list[tuple[Part, table.Line]]:
 
 
 def _recipe_cell(part: Part, line: table.Line) -> str:
-    told = [f"{part.recipe['block']} blocks"] if _other_blocks(part) else []
-    told += [f"rule {line.runs[0]['run']['rule']}"] if line.model == "udn" else []
-    return f"{part.name} ({', '.join(told)})" if told else part.name
+    other = part.has_other_blocks and line.model not in OTHERS
+    told = [f"{part.recipe['block']} blocks"] if other else []
+    return _with_rule(part.name, line, told)
 
 
-def _other_blocks(part: Part) -> bool:
-    """Whether its networks are not made of the paper's blocks."""
-    return part.recipe.get("block", "bottleneck") != "bottleneck"
+def _with_rule(name: str, line: table.Line, told: Sequence[str] = ()) -> str:
+    """The name of a recipe, and of a UDN how q(ℓ) is found."""
+    rule = [f"rule {line.runs[0]['run']['rule']}"] if line.model == "udn" else []
+    every = [*told, *rule]
+    return f"{name} ({', '.join(every)})" if every else name
 
 
 def _signed(value: float) -> str:
