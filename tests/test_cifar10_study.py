@@ -1077,6 +1077,9 @@ def test_presets_change_the_recipe():
         assert made.recipe == Recipe.named("fast", **preset)
         assert made.recipe.optimizer == "muon"
     made = study.make_study(options("--recipe", "best", "--set", "smoothing=0.2"))
+    assert {run.rule for run in made.runs if run.model == "udn"} == {"settled"}
+    paper = study.make_study(options("--recipe", "best", "--rules", "gradient"))
+    assert {run.rule for run in paper.runs if run.model == "udn"} == {"gradient"}
     assert (made.recipe.smoothing, made.recipe.epochs) == (0.2, PRESETS["best"]["epochs"])
 
 

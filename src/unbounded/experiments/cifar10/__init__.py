@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     starts = f"first λ of the UDN (default: {LAMBDA0:g}; with the rule settled "
     starts += f"{STARTS['settled']:g}, with --schedule paper the paper's, {PAPER_LAMBDA0:g})"
     add("--lambda0", metavar="LIST", help=starts)
-    rules = "how q(ℓ) moves: settled, ascent, gradient (the paper's) (default: ascent)"
-    add("--rules", default="ascent", metavar="NAMES", help=rules)
+    rules = "how q(ℓ) moves: settled, ascent, gradient (the paper's) (default: ascent, with "
+    add("--rules", metavar="NAMES", help=rules + "--recipe settled)")
     add("--seeds", metavar="N", help="how many, or a list such as 0,4 (default: 3)")
     schedules = "the paper's 500 epochs, or a short one (default: fast)"
     add("--schedule", choices=("paper", "fast"), default="fast", help=schedules)
@@ -153,7 +153,7 @@ def make_study(options: argparse.Namespace) -> Study:
             plan.seeds_of(options.seeds or (QUICK_SEEDS if quick else "3")),
             plan.classes_of(options.classes),
             None if lambda0 is None else plan.lambdas_of(lambda0),
-            plan.rules_of(options.rules),
+            plan.rules_of(options.rules or ("settled" if options.recipe else "ascent")),
         )
         if options.recipe and options.schedule == "paper":
             raise ValueError("--recipe and --schedule paper are two recipes: give one of them")
