@@ -159,6 +159,11 @@ def exits(figure: "Figure", looks: Looks) -> None:
     # What shallow depths say alone is far below everything that matters.
     low = max(min(heights), max(heights) - _SHOWN)
     panels[0].set_ylim(low - 0.3, max(heights) + 0.3)
+    for axes in panels:
+        points = [xy for line in axes.lines for xy in zip(*line.get_data(), strict=True)]
+        places = [x for x, y in points if y >= low]
+        margin = 0.05 * (max(places) - min(places))
+        axes.set_xlim(min(places) - margin, max(places) + margin)
     figures.label(panels[0], "mean number of layers", "test accuracy, %")
     figures.label(panels[1], "GFLOP of an image", "")
     figures.legend(figure, handles)
@@ -174,6 +179,7 @@ def reliability(figure: "Figure", looks: Looks) -> None:
     axes.axhline(0, color=INK, linestyle="--", linewidth=1)
     handles = []
     kinds = list(dict.fromkeys((recipe, one["run"]["model"]) for recipe, one in shown))
+    kinds.sort(key=lambda kind: kind[1] != "udn")  # orange is the UDN's
     colours = dict(zip(kinds, itertools.cycle((ORANGE, *_COLOURS)), strict=False))
     for recipe, one in shown:
         points = one["reliability"]
