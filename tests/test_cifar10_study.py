@@ -904,11 +904,11 @@ def test_all_recipes_side_by_side(recipes):
 def test_where_ours_are_better_in_words(recipes):
     _, _, page = recipes
     assert "- above: Ω₁₀ (+0.50, standard), ResNet-18 (+6.10, basic), UDN (+0.70, fast)" in page
-    assert "- below: NODE (−3.70, standard)" in page
+    assert "- below: NODE (−3.70, standard, 100 epochs)" in page
     assert "- not run: Ω₅, Ω₈, Ω₁₅, Ω₂₀, Ω₃₀, ANODE, MDEQ\n" in page
     error = math.sqrt(2 * 0.02 / 2)  # both have a variance of 0.02 over two seeds
     expected = f"UDN 95.10, Ω₁₀ 94.10: +1.00 ± {error:.2f}, the UDN is better"
-    assert f"- fast, 1 fixed depths: {expected}" in page
+    assert f"- fast, 1 fixed depth: {expected}" in page
     assert "- standard" not in page.split("The UDN beside")[1].split("###")[0]  # it has no UDN
 
 

@@ -192,7 +192,8 @@ def words(every: Sequence[Part]) -> str:
             part, line = best[row.model]
             gap = _accuracy(line) - row.mean
             side = "above" if gap > row.deviation else "below" if gap < -row.deviation else ""
-            shown = f"{label(row.model)} ({_signed(gap)}, {part.name})"
+            told = f", {part.recipe['epochs']} epochs" if side == "below" else ""
+            shown = f"{label(row.model)} ({_signed(gap)}, {part.name}{told})"
             sides[side or "within a deviation"].append(shown)
     text = "Beside the published figures, each model by the recipe that suits it best:\n\n"
     for side, names in sides.items():
@@ -211,10 +212,10 @@ def _beside(part: Part) -> list[str]:
     main = headline(part.results)
     if not main:
         return []
-    groups: dict[str, list[table.Line]] = {"fixed depths": [], "other kinds": []}
+    groups: dict[str, list[table.Line]] = {"fixed depth": [], "other kind": []}
     for line in table.lines(part.results):
         if line.runs and line.model != "udn":
-            kind = "other kinds" if fixed_depth(line.model) is None else "fixed depths"
+            kind = "other kind" if fixed_depth(line.model) is None else "fixed depth"
             groups[kind].append(line)
     found = []
     for kind, others in groups.items():
@@ -235,7 +236,7 @@ def _beside(part: Part) -> list[str]:
         else:
             verdict = "the UDN is better" if gap > 0 else "the UDN is worse"
         found.append(
-            f"{part.name}, {len(others)} {kind}: UDN {ours.mean:.2f}, {label(best.model)} "
+            f"{part.name}, {len(others)} {kind}{'s'[: len(others) - 1]}: UDN {ours.mean:.2f}, {label(best.model)} "
             f"{theirs.mean:.2f}: {shown}, {verdict}"
         )
     return found
