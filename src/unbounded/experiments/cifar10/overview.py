@@ -235,9 +235,10 @@ def _beside(part: Part) -> list[str]:
             verdict = "no difference that these seeds could tell"
         else:
             verdict = "the UDN is better" if gap > 0 else "the UDN is worse"
+        count = f"{len(others)} {kind}" + ("s" if len(others) > 1 else "")
         found.append(
-            f"{part.name}, {len(others)} {kind}{'s'[: len(others) - 1]}: UDN {ours.mean:.2f}, {label(best.model)} "
-            f"{theirs.mean:.2f}: {shown}, {verdict}"
+            f"{part.name}, {count}: UDN {ours.mean:.2f}, {label(best.model)} {theirs.mean:.2f}: "
+            f"{shown}, {verdict}"
         )
     return found
 
