@@ -1,5 +1,6 @@
 """The networks that the paper compares with: shapes, gradients, solvers, training by `fit`."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -12,16 +13,21 @@ import unbounded as ub
 from unbounded.baselines import (
     MDEQ,
     BareODE,
+    ChannelDropout,
+    DenseODE,
+    Dropped,
     ResNet18,
     SharedHeadConv,
     StemODE,
     Whole,
+    dropping,
     dun_of,
     plain,
 )
 from unbounded.baselines.equilibrium import FixedPoint, Multiscale
-from unbounded.baselines.ode import ODE, Autonomous, TimedSlope
+from unbounded.baselines.ode import ODE, Autonomous, TimedSlope, runge_kutta
 from unbounded.baselines.resnet import he_
+from unbounded.engines import Eager, Stacked
 from unbounded.layers.draws import drawing_from
 from unbounded.training import Augment, ImageData
 
@@ -339,3 +345,117 @@ def test_what_a_graph_can_hold_is_said():
 def test_unknown_gradients_are_refused(gradient):
     with pytest.raises(ValueError, match="gradient must be one of"):
         MDEQ(3, 4, gradient=gradient)
+
+
+# On plain numbers
+
+
+def test_fixed_steps_of_fourth_order_by_a_closed_form():
+    """dh/dt = A h ends at exp(A) h, but for an error that falls with the fourth power."""
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.randn(4, 4, generator=draw, dtype=torch.float64)
+    start = torch.randn(6, 4, generator=draw, dtype=torch.float64)
+    expected = start @ torch.from_numpy(expm(matrix.numpy())).T
+
+    class Linear(nn.Module):
+        def forward(self, time, state):
+            return state @ matrix.T
+
+    class Timed(nn.Module):
+        def forward(self, time, state):
+            return 5 * time**4 + 0 * state  # its integral over a unit of time is 1
+
+    far = [(runge_kutta(Linear(), start, n) - expected).abs().max().item() for n in (8, 16, 32)]
+    assert far[0] < 1e-2
+    for coarse, fine in itertools.pairwise(far):
+        assert 12 < coarse / fine < 20
+    end = runge_kutta(Timed(), start, 8)
+    torch.testing.assert_close(end, start + 1, rtol=0, atol=1e-4)
+
+
+def test_odes_of_a_population_train_as_if_alone():
+    def models():
+        kinds = [DenseODE(2, 2, width=6, augment=2, init="he") for _ in range(2)]
+        return [plain(kind, ub.Categorical(2), seed=seed) for seed, kind in enumerate(kinds)]
+
+    parts = [ub.data.spiral(2.0, 64, seed=seed) for seed in range(2)]
+    options = {"epochs": 3, "batch_size": 32, "lr": 0.01, "seed": 0, "progress": False}
+    together, alone = models(), models()
+    ub.fit(together, parts, engine=Stacked(), **options)
+    for model, part in zip(alone, parts, strict=True):
+        ub.fit(model, *part, engine=Eager(), **options)
+    for a, b in zip(together, alone, strict=True):
+        for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_fixed_steps_are_near_to_those_that_adapt():
+    needs("torchdiffeq")
+    x = torch.randn(20, 2)
+    fixed, free = (
+        plain(DenseODE(2, 2, init="he", solver=solver, tolerance=1e-6), ub.Categorical(2), seed=1)
+        for solver in ("rk4", "dopri5")
+    )
+    assert fixed.layers.has_fixed_steps
+    assert not free.layers.has_fixed_steps
+    torch.testing.assert_close(fixed(x), free(x), rtol=1e-2, atol=1e-3)
+
+
+# Dropout
+
+
+def test_a_share_of_the_channels_is_left_out():
+    layer = ChannelDropout(0.3)
+    x = torch.randn(400, 50, 2, 2)
+    first, second = layer(x), layer(x)
+    gone = (first == 0).flatten(2)
+    assert torch.equal(gone.all(2), gone.any(2))  # whole channels
+    kept = ~gone.all(2)
+    assert (~kept).float().mean().item() == pytest.approx(0.3, abs=0.015)  # four deviations
+    torch.testing.assert_close(first[kept], x[kept] / 0.7)
+    # Masks of two batches, rows or channels are as independent as they look.
+    other = (second != 0).flatten(2).any(2)
+    for a, b in ((kept, other), (kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1])):
+        pairs = torch.stack([a.flatten().float(), b.flatten().float()])
+        assert abs(torch.corrcoef(pairs)[0, 1].item()) < 0.03
+    assert torch.equal(layer.eval()(x), x)
+
+
+def test_masks_go_by_the_seed_and_go_on_from_a_state():
+    generator = torch.Generator().manual_seed(3)
+    with drawing_from(generator):
+        layer = ChannelDropout(0.5)
+    with drawing_from(generator.manual_seed(3)):
+        twin = ChannelDropout(0.5)
+    x = torch.ones(8, 6)
+    assert torch.equal(layer(x), twin(x))
+    state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    after = layer(x)
+    twin.load_state_dict(state)
+    assert torch.equal(twin(x), after)
+    assert not torch.equal(ChannelDropout(0.5)(x), after)
+
+
+@pytest.mark.parametrize("where", ["head", "blocks"])
+def test_dropout_in_training_and_in_predictions(where):
+    layers = Dropped(ub.ResidualConv(3, 4, width=4, stages=(1, 1)), 0.5, where)
+    model = ub.UDN(layers, ub.Categorical(4), ub.FixedDepth(3), seed=1)
+    data = images()
+    ub.fit(model, data, epochs=2, batch_size=16, lr=0.05, progress=False)
+    count = sum(isinstance(module, ChannelDropout) for module in model.modules())
+    assert count == {"head": 1, "blocks": 2}[where]
+    inputs = data.inputs()
+    plain_probs = model.predict(inputs).probs
+    assert torch.equal(model.predict(inputs).probs, plain_probs)
+    seen = [m.seen.item() for m in model.modules() if isinstance(m, ChannelDropout)]
+    with dropping(model):
+        passes = [model.predict(inputs).probs for _ in range(2)]
+    with dropping(model):
+        again = model.predict(inputs).probs
+    assert not torch.equal(passes[0], passes[1])
+    assert torch.equal(passes[0], again)
+    assert [m.seen.item() for m in model.modules() if isinstance(m, ChannelDropout)] == seen
+    assert torch.equal(model.predict(inputs).probs, plain_probs)
+    for wrong in ((0.0, "head"), (1.0, "head"), (0.5, "tail")):
+        with pytest.raises(ValueError, match="must be"):
+            Dropped(layers, *wrong)

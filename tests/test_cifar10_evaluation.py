@@ -1,5 +1,6 @@
 """Kept models looked at: corruptions, foreign images, early exits, ensembles."""
 
+import gzip
 import itertools
 
 import numpy as np
@@ -10,15 +11,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import unbounded as ub
 from unbounded import metrics
+from unbounded.baselines import dropping
 from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data import foreign
 from unbounded.data.corruptions import SEVERITIES, STRENGTHS, corrupted
 from unbounded.data.images import Images
-from unbounded.experiments import records
+from unbounded.experiments import figures, records
 from unbounded.experiments.cifar10 import evaluated, evaluation
 from unbounded.experiments.cifar10.costs import flops_by_depth
-from unbounded.experiments.cifar10.recipe import CifarRun
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 
 
 def gradients(rows=6, size=16):
@@ -82,6 +84,21 @@ def test_foreign_images_from_everywhere(tmp_path):
 
     savemat(tmp_path / "c.mat", {"X": x.transpose(1, 2, 3, 0), "y": np.arange(5)})
     np.testing.assert_array_equal(foreign.read(tmp_path / "c.mat", (32, 32)), x)
+    grey = x[..., 0]
+    raw = bytes([0, 0, 8, 3]) + np.array(grey.shape, ">u4").tobytes() + grey.tobytes()
+    (tmp_path / "images-idx3-ubyte").write_bytes(raw)
+    (tmp_path / "images-idx3-ubyte.gz").write_bytes(gzip.compress(raw))
+    for name in ("images-idx3-ubyte", "images-idx3-ubyte.gz"):
+        found = foreign.read(tmp_path / name, (32, 32))
+        np.testing.assert_array_equal(found, np.stack([grey] * 3, -1))
+    wrong = {"short": raw[:-1], "long": raw + b"x", "kind": b"\0\0\x0d" + raw[3:], "none": b"\0\0"}
+    for name, content in wrong.items():
+        (tmp_path / f"{name}-ubyte").write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}-ubyte has no array of images"):
+            foreign.read(tmp_path / f"{name}-ubyte", (32, 32))
+    (tmp_path / "torn-ubyte.gz").write_bytes(gzip.compress(raw)[:-20])
+    with pytest.raises(ValueError, match=r"torn-ubyte\.gz cannot be unpacked"):
+        foreign.read(tmp_path / "torn-ubyte.gz", (32, 32))
     np.save(tmp_path / "bad.npy", np.zeros(3))
     (tmp_path / "bad.txt").write_text("words")
     for name in ("bad.npy", "bad.txt", "nowhere"):
@@ -108,24 +125,24 @@ def test_auroc_by_counting():
 
 def test_rows_stop_at_the_first_sure_depth():
     """Two rows by hand: one is sure at once, the other at the end."""
-    by_depth = np.array(
+    by_depth = torch.tensor(
         [[[0.95, 0.05], [0.6, 0.4]], [[0.9, 0.1], [0.2, 0.8]], [[0.9, 0.1], [0.05, 0.95]]]
-    )
-    q = np.array([0.5, 0.25, 0.25])
-    running = evaluation.running_mixtures(by_depth, q)
-    np.testing.assert_allclose(running[0], by_depth[0])
-    np.testing.assert_allclose(running[-1], np.tensordot(q, by_depth, 1))
-    np.testing.assert_allclose(running[1, 1], [(0.3 + 0.05) / 0.75, (0.2 + 0.2) / 0.75])
-    labels = np.array([0, 1])
+    ).double()
+    q = torch.tensor([0.5, 0.25, 0.25]).double()
+    predicted = evaluation.Predicted(by_depth.log(), q.log())
+    np.testing.assert_allclose(predicted.mixture(), np.tensordot(q, by_depth, 1))
+    labels, work = np.array([0, 1]), [10.0, 20.0, 30.0]
     low, high, never = evaluation.early_exits(
-        labels, by_depth, q, 4, [10.0, 20.0, 30.0], (0.5, 0.9, 1.0)
+        labels, predicted, ub.Categorical(2), 4, work, (0.5, 0.9, 1.0)
     )
     assert (low["layers"], low["flops"], low["accuracy"]) == (4.0, 10.0, 0.5)
     assert (high["layers"], high["flops"], high["accuracy"]) == (5.0, 20.0, 1.0)
     assert (never["layers"], never["flops"]) == (6.0, 30.0)
-    assert never["log_score"] == pytest.approx(metrics.log_score(labels, running[-1]))
-    silent = evaluation.running_mixtures(by_depth, np.array([0.0, 0.5, 0.5]))
-    np.testing.assert_allclose(silent[0], by_depth[0])
+    assert never["log_score"] == pytest.approx(metrics.log_score(labels, predicted.mixture()))
+    alone = evaluation.each_depth(labels, predicted, 4, work)
+    # Of the second row the first two depths together still say (0.3 + 0.05, 0.2 + 0.2) / 0.75.
+    assert [point["accuracy"] for point in alone] == [0.5, 1.0, 1.0]
+    assert [(point["layers"], point["flops"]) for point in alone] == [(4, 10), (5, 20), (6, 30)]
 
 
 def test_work_up_to_each_depth():
@@ -163,17 +180,19 @@ def study(tmp_path_factory):
     train = ["--models", "udn", "omega2", "--seeds", "2", "--lambda0", "2", "--classes", "all"]
     train += ["--epochs", "2", "--keep", "--set", "width=4", "batch_size=20", "lr=0.05"]
     train += ["held_out=10", "whitening=3", "smoothing=0.1", "warm_up=1", "search=0.9"]
+    train += ["dropout=0.4"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", lambda folder=None: images)
         assert main([*words, *train]) == 0
-        assert main([*words, "--evaluate", "--ood", "digits"]) == 0
+        assert main([*words, "--evaluate", "--ood", "digits", "--passes", "3"]) == 0
     return folder, images, words
 
 
 def test_kept_models_are_scored(study):
     folder, _images, _ = study
     found = records.read_json(folder / "evaluation.json")["evaluated"]
-    assert [one["members"] for one in found] == [1, 1, 1, 1, 2, 2]
+    assert [one["members"] for one in found] == [1, 1, 1, 1, 2, 2, 1, 1, 1, 1]
+    assert [one.get("passes") for one in found] == [None] * 6 + [3] * 4
     for one in found[:4]:
         record = records.read_json(folder / "runs" / f"{one['name']}.json")
         assert one["scores"]["clean"]["accuracy"] == pytest.approx(record["test_accuracy"])
@@ -202,37 +221,87 @@ def test_an_ensemble_is_the_mixture_of_its_members(study):
     assert ensemble["scores"]["clean"]["log_score"] == pytest.approx(
         metrics.log_score(labels, mixed), rel=1e-6
     )
-    members = [one for one in found if one["run"]["model"] == "2" and one["members"] == 1]
+    names = ("2-all-seed0", "2-all-seed1")
+    members = [one for one in found if one["name"] in names]
     worst = min(one["scores"]["clean"]["log_score"] for one in members)
     assert ensemble["scores"]["clean"]["log_score"] > worst  # by Jensen's inequality
+
+
+def test_dropout_in_predictions_is_the_mean_over_passes(study):
+    folder, images, _ = study
+    found = records.read_json(folder / "evaluation.json")["evaluated"]
+    record = records.read_json(folder / "runs" / "2-all-seed0.json")
+    run, recipe = CifarRun("2", 0), Recipe(**record["recipe"])
+    parts = recipe.data(*images, 10)
+    built = run.build(recipe, 3, 10, parts.train)
+    model = ub.load(folder / "models" / "2-all-seed0.udn", layers=built.layers)
+    x = parts.scored.inputs()
+    with dropping(model):
+        passes = np.stack([model.predict(x).probs.numpy() for _ in range(3)])
+    assert (passes[0] != passes[1]).any()
+    dropped = next(one for one in found if one["name"] == "2-all-seed0-dropout")
+    expected = metrics.log_score(images.test.y, passes.mean(0))
+    assert dropped["scores"]["clean"]["log_score"] == pytest.approx(expected, rel=1e-5)
+    plain = next(one for one in found if one["name"] == "2-all-seed0")
+    assert plain["scores"]["clean"]["log_score"] == pytest.approx(record["test_log_score"])
 
 
 def test_tables_and_figures_of_an_evaluation(study):
     folder, _, _ = study
     page = (folder / "evaluation.md").read_text()
     assert "| 2 × Ω₂ | all ten classes | several |" in page
+    assert "| Ω₂, 3 passes of dropout | all ten classes | seed 1 |" in page
     assert "AUROC, digits" in page
     assert "stops when so sure" in page
     found = records.read_json(folder / "evaluation.json")["evaluated"]
     assert (folder / "exits.svg").is_file()
     assert (folder / "reliability.svg").is_file()
     figure = Figure()
-    evaluated.exits(figure, found, evaluated.read(folder))
+    runs = evaluated.read(folder)
+    evaluated.exits(figure, {"": (found, runs)})
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[0].startswith("UDN, ascent from 2, rows stop")
+    assert labels[0] == "UDN, ascent from 2,\nrows stop"
     assert labels[-1] == "Ω, fixed depth"
     early = figure.axes[0].lines[0]
     udn = next(one for one in found if "exits" in one)
     assert list(early.get_xdata()) == [point["layers"] for point in udn["exits"]]
     with pytest.raises(evaluated.NothingToDraw, match="infers a depth"):
-        evaluated.exits(Figure(), [one for one in found if "exits" not in one], [])
+        evaluated.exits(Figure(), {"": ([one for one in found if "exits" not in one], [])})
+
+
+def test_an_evaluation_is_told_again_without_training(study, monkeypatch):
+    folder, _, words = study
+    painted = []
+    monkeypatch.setattr(figures, "render", lambda paint, size: painted.append(paint) or "<svg/>")
+    kept = {path: path.read_text() for path in folder.glob("*.svg")}
+    pages = {name: (folder / name).read_text() for name in ("evaluation.md", "table.md")}
+    for name in pages:
+        (folder / name).write_text("something else")
+    assert main([*words, "--no-train"]) == 0
+    for name, text in pages.items():
+        assert (folder / name).read_text() == text
+    assert len(painted) == len(kept)
+    for path, text in kept.items():  # for the tests after this one
+        path.write_text(text)
+
+
+def test_a_fixed_depth_with_as_much_work(study):
+    folder, _, _ = study
+    runs = [r for r in evaluated.read(folder) if r["run"]["model"] == "2"][:1]
+    assert evaluated.at_equal_work(runs, runs[0]["flops"]) is None  # one is no line
+    deep = {**runs[0], "run": {**runs[0]["run"], "model": "4"}, "test_accuracy": 0.9}
+    deep |= {"flops": 3 * runs[0]["flops"]}
+    both = [*runs, deep]
+    middle = evaluated.at_equal_work(both, 2 * runs[0]["flops"])
+    assert middle == pytest.approx((runs[0]["test_accuracy"] + 0.9) / 2)
+    assert evaluated.at_equal_work(both, 3.1 * runs[0]["flops"]) is None
 
 
 def test_what_was_looked_at_is_kept(study, monkeypatch, capsys):
     folder, images, words = study
     monkeypatch.setattr(data, "load", lambda folder=None: images)
     monkeypatch.setattr(evaluation.Evaluation, "_look", lambda *_: pytest.fail("again"))
-    assert main([*words, "--evaluate"]) == 0
+    assert main([*words, "--evaluate", "--passes", "3"]) == 0
     looked = []
 
     def look(self, name):
@@ -240,8 +309,11 @@ def test_what_was_looked_at_is_kept(study, monkeypatch, capsys):
         return records.read_json(folder / "evaluation" / f"{name}.json")
 
     monkeypatch.setattr(evaluation.Evaluation, "_look", look)
-    assert main([*words, "--evaluate", "--ood", "nowhere"]) == 0
-    assert len(looked) == 4  # of another set nothing is known yet
+    for more in (("--ood", "nowhere", "--passes", "3"), ("--passes", "4")):
+        looked.clear()
+        assert main([*words, "--evaluate", *more]) == 0
+        assert len(looked) == 4  # of another set nothing is known yet, nor of more passes
+    assert main([*words, "--evaluate", "--passes", "0"]) == 2
 
 
 def test_an_evaluation_without_models_is_told(tmp_path, monkeypatch, capsys):

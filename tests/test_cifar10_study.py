@@ -24,6 +24,7 @@ from unbounded.cli import main
 from unbounded.data import cifar10 as data
 from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
+from unbounded.experiments import figures as drawing_tools
 from unbounded.experiments import jobs, pages, records
 from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
@@ -219,7 +220,7 @@ def test_words_of_the_options():
         (["--models", "udn,resnet"], "there is no 'resnet'; there are udn, depths (5, 10, …"),
         (["--models", "dun0"], "there is no 'dun0'"),
         (["--recipe", "best", "--schedule", "paper"], "two recipes: give one of them"),
-        (["--set", "smoothing=1.0"], "smoothing and average must be from 0 to below 1"),
+        (["--set", "smoothing=1.0"], "smoothing must be from 0 to below 1"),
         (["--set", "whitening=2"], "whitening must be odd, or 0, got 2"),
         (["--set", "optimizer=adam"], "optimizer must be one of ('sgd', 'muon'), got 'adam'"),
         (["--models", "0"], "there is no '0'"),
@@ -415,7 +416,8 @@ def test_a_quick_look_is_loud_and_keeps_to_itself(tmp_path, trainer, capsys, mon
     assert "has runs of a quick look; name another folder" in capsys.readouterr().err
     real = ["reproduce", "cifar10", "--device", "cpu", "--models", "5", "--seeds", "1"]
     assert main(real) == 0
-    assert main([*real, "--quick", "--out", str(study.OUT), "--resume"]) == 2
+    standard = study.OUT / study.STANDARD
+    assert main([*real, "--quick", "--out", str(standard), "--resume"]) == 2
     assert "has runs of the study; name another folder" in capsys.readouterr().err
 
 
@@ -832,6 +834,105 @@ def test_into_a_page(tmp_path, capsys):
     assert "93.21" in page.read_text()
     assert page.read_text().startswith(DOCS.read_text().split(pages.BEGIN)[0])
     assert (tmp_path / "table.md").read_text() in page.read_text()
+
+
+# All recipes
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """Two recipes, and a quick look that means nothing."""
+    root = tmp_path_factory.mktemp("recipes")
+    fast = Recipe(epochs=40, held_out=3000)
+    made = {
+        "fast": [
+            result(CifarRun(model, seed), accuracy + 0.002 * seed, 8, fast)
+            for model, accuracy in (("10", 0.94), ("udn", 0.95))
+            for seed in (0, 1)
+        ],
+        "standard": [result(CifarRun("10", 0), 0.945), result(CifarRun("node", 0), 0.5)],
+        "quick": [result(CifarRun("30", 0), 0.99)],
+        "trial": [result(CifarRun("mdeq", 0), 0.99)],
+        "basic": [result(CifarRun(m, 0), 0.99) for m in ("10", "resnet18")],
+    }
+    for run in made["basic"]:
+        run["recipe"]["block"] = "basic"
+    for name, runs in made.items():
+        for run in runs:
+            file = CifarRun(**{**run["run"], "classes": tuple(run["run"]["classes"])}).name
+            records.write_json(root / name / "runs" / f"{file}.json", run)
+    records.write_json(root / "fast" / "about.json", {"asks": "how fast?", "shared": True})
+    records.write_json(root / "trial" / "about.json", {"trial": True})
+    records.write_json(root / "quick" / "quick.json", {"train": 1, "test": 1, "epochs": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        # Painted, but not written out, which takes most of the time.
+        patch.setattr(drawing_tools, "render", lambda paint, size: paint(Figure()) or "<svg/>")
+        into = root / "page.md"
+        into.write_text(f"{pages.BEGIN}\n{pages.END}\n")
+        assert main(["reproduce", "cifar10", "--no-train", "--out", str(root)]) == 0
+        page = (root / "table.md").read_text()
+        assert table.main([str(root), "--into", str(into)]) == 0
+    return root, made, page
+
+
+def test_all_recipes_side_by_side(recipes):
+    root, _made, page = recipes
+    brief = (root / "page.md").read_text()
+    assert "Table 2 in short" in brief
+    assert "ours by each recipe" not in brief
+    assert (root / "table.md").read_text() == page
+    assert (root / "fast" / "table.md").is_file()
+    assert {path.name for path in root.glob("*.svg")} == {"seconds.svg"}
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines()]
+    short, basic, start = (i for i, row in enumerate(rows) if row[0].startswith("Ω₁₀"))
+    assert rows[basic][:5] == ["Ω₁₀, basic blocks", "–", "99.00", "–", "basic"]
+    assert rows[short][1:] == ["94.0 ± 0.2", "94.50", "+0.50", "standard", "100", "48,000", "1"]
+    assert rows[short + 1][2:] == ["–"] * 6
+    deviation = statistics.stdev([94.0, 94.2])
+    ten = ["94.0 ± 0.2", "fast", "40", "47,000", f"94.10 ± {deviation:.2f}", "2"]
+    assert rows[start][1:3] == ["94.0 ± 0.2", "basic (basic blocks)"]
+    assert rows[start + 1][2:7] == ten[1:]
+    assert rows[start + 2][:7] == ["", "", "standard", "100", "48,000", "**94.50**", "1"]
+    long = page.split("by each recipe")[1]
+    assert cells(long, "UDN |")[2:6] == ["fast (rule ascent)", "40", "47,000", "**95.10 ± 0.14**"]
+    assert set(cells(long, "Ω₃₀")[2:]) == {"–"}  # quick looks do not count
+    printed = [row.label for row in published.TABLE]
+    assert [row[0] for row in rows if row[0] in printed] == 2 * printed
+    assert "| `fast` | how fast? | epochs 40, held_out 3000 |" in page
+
+
+def test_where_ours_are_better_in_words(recipes):
+    _, _, page = recipes
+    assert "- above: Ω₁₀ (+0.50, standard), ResNet-18 (+6.10, basic), UDN (+0.70, fast)" in page
+    assert "- below: NODE (−3.70, standard, 100 epochs)" in page
+    assert "- not run: Ω₅, Ω₈, Ω₁₅, Ω₂₀, Ω₃₀, ANODE, MDEQ\n" in page
+    error = math.sqrt(2 * 0.02 / 2)  # both have a variance of 0.02 over two seeds
+    expected = f"UDN 95.10, Ω₁₀ 94.10: +1.00 ± {error:.2f}, the UDN is better"
+    assert f"- fast, 1 fixed depth: {expected}" in page
+    assert "- standard" not in page.split("The UDN beside")[1].split("###")[0]  # it has no UDN
+
+
+def test_all_recipes_in_one_figure(recipes):
+    _, made, _ = recipes
+    sets = {name: made[name] for name in ("fast", "standard")}
+    figure = Figure()
+    figures.seconds(figure, sets, shared=["fast"])
+    assert entries(figure) == ["Ω₁₀", "NODE", "UDN", "fast", "standard"]
+    upper, lower = figure.axes  # NODE is far below
+    assert lower.get_ylim()[0] < 50 < lower.get_ylim()[1] < upper.get_ylim()[0]
+    assert {line.get_marker() for line in upper.lines} == {"o", "s"}
+    hollow = [line.get_markerfacecolor() == "none" for line in upper.lines]
+    assert hollow == [True, True, False, False]
+
+
+def test_each_recipe_has_its_folder():
+    folder = study._folder
+    assert folder(options()) == Path("results/cifar10/standard")
+    assert folder(options("--recipe", "best")) == Path("results/cifar10/best")
+    assert folder(options("--schedule", "paper")) == Path("results/cifar10/paper")
+    assert folder(options("--recipe", "best", "--out", "x")) == Path("x")
+    assert folder(options("--no-train")) == Path("results/cifar10")
+    assert folder(options("--quick")) == Path("results/cifar10-quick")
 
 
 # Figures

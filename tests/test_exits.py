@@ -8,7 +8,7 @@ from sklearn.datasets import make_classification
 import unbounded as ub
 from helpers import classes, classifier, numbers
 from unbounded import UDNClassifier, UDNRegressor
-from unbounded.exits import EarlyExit, RunningMixture
+from unbounded.exits import EarlyExit, RunningMixture, left_early
 
 
 def sharpened(model, factor=2.0):
@@ -65,6 +65,21 @@ def test_at_one_it_is_the_whole_mixture(name):
     assert early.depths.unique().tolist() == [model.support()[1]]
     answers = full.tokens if hasattr(full, "tokens") else full.classes
     assert torch.equal(early.classes, answers)
+
+
+@pytest.mark.parametrize("name", ["dense", "conv", "labels"])
+@pytest.mark.parametrize("level", [0.4, EarlyExit(0.6, bounded=True), 1.0])
+def test_from_what_all_depths_said_rows_leave_alike(name, level):
+    model, x = MODELS[name]
+    early, full = model.predict(x, exit=level), model.predict(x)
+    by_depth = torch.stack(
+        [full.likelihood.predict(o[None], o.new_zeros(1)).log_probs for o in full.outputs]
+    )
+    again = left_early(
+        model.likelihood, full.depth_log_probs, by_depth, level, first=model.support()[0]
+    )
+    assert torch.equal(again.depths, early.depths)
+    torch.testing.assert_close(again.log_probs, early.log_probs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -278,6 +278,30 @@ def test_each_name_is_the_model_it_says():
     assert model("udn").seed == 7
 
 
+def test_residual_networks_and_odes(tmp_path):
+    words = ["--models", "node", "resnet2-3", "anode", "omega1", "--epochs", "2"]
+    results = run(tmp_path, *words)
+    names = ["node", "resnet2", "resnet3", "anode", "omega1"]
+    assert list(results["configuration"]["models"]) == names
+    assert set(results["seconds"]["training"]) == {
+        f"{kind}-default" for kind in ("node", "resnet", "anode", "omega")
+    }
+    page = (tmp_path / "table.md").read_text()
+    rows = [line.split(" | ")[0].strip("| ") for line in page.splitlines() if line[:2] == "| "]
+    shown = ["Ω₁", "ResNet-like, 2 layers", "ResNet-like, 3 layers", "NODE", "ANODE"]
+    assert rows[2:] == shown
+    settings = recipe.settings_of(options(*TINY))
+    made = {n: recipe.build(recipe.SpiralRun(n, "he", 0.005, 1.0, 7), settings) for n in names}
+    assert made["resnet3"].support() == (3, 3)
+    assert type(made["resnet3"].layers) is ub.ResidualDense
+    x = torch.randn(5, 2)
+    flow = {name: made[name].network.stack(1, 1).hidden[0] for name in ("node", "anode")}
+    assert [flow[name](x).shape[1] for name in flow] == [2, 2 + recipe.AUGMENTED]
+    for name in ("node", "resnet3"):
+        with pytest.raises(StudyError, match=f"{name} has layers of its own: not with settled"):
+            recipe.settings_of(options("--models", name, "--init", "settled"))
+
+
 def test_our_recipe_is_the_preset_for_all_models(tmp_path):
     settings = recipe.settings_of(options(*TINY, "--init", "settled", "--models", "udn"))
     made = {

@@ -4,6 +4,7 @@ The one place that says when a mixture over depths is sure: predictions, generat
 ask it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,47 @@ class EarlyPrediction:
     def classes(self) -> Tensor:
         """The most probable class, label or token: `(batch, …)`."""
         return self.likelihood.verdict(self.probs, self.log_probs.new_ones(()))[0]
+
+
+def running_mixtures(log_q: Tensor, log_probs: Tensor) -> Iterator[RunningMixture]:
+    """The mixture of the depths so far, after each of them; one object that goes on.
+
+    Args:
+        log_q: log q(ℓ), `(depth,)`.
+        log_probs: log p(·; Ω_ℓ), `(depth, batch, …)`.
+    """
+    mixture = RunningMixture()
+    for each_q, each in zip(log_q, log_probs, strict=True):
+        mixture.add(each_q, each)
+        yield mixture
+
+
+def left_early(
+    likelihood: Likelihood,
+    log_q: Tensor,
+    log_probs: Tensor,
+    exit: float | EarlyExit,
+    first: int = 1,
+) -> EarlyPrediction:
+    """What `predict_early` would say, from what all depths have said already: nothing is saved.
+
+    Args:
+        likelihood: of classes, labels or tokens.
+        log_q: log q(ℓ), `(depth,)`.
+        log_probs: log p(·; Ω_ℓ), `(depth, batch, …)`.
+        exit: when a row leaves.
+        first: the depth that comes first.
+    """
+    check(likelihood)
+    rule, last = EarlyExit.of(exit), first + len(log_q) - 1
+    found = torch.empty_like(log_probs[0])
+    depths = torch.zeros(len(found), dtype=torch.int64, device=found.device)
+    for depth, mixture in enumerate(running_mixtures(log_q, log_probs), first):
+        leaves = depths == 0
+        if depth < last:
+            leaves &= rule.is_sure(mixture, likelihood)
+        found[leaves], depths[leaves] = mixture.log_probs[leaves], depth
+    return EarlyPrediction(likelihood, found, depths)
 
 
 def check(likelihood: Likelihood) -> None:

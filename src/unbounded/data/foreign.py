@@ -1,5 +1,8 @@
 """Images of another kind than a model has learnt, to see whether it notices."""
 
+import gzip
+import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,8 @@ def read(source: str | Path, size: tuple[int, int], most: int = 10_000, seed: in
 
     Args:
         source: "digits" or "photographs"; a folder with a subfolder for each class; a file .npy or
-            .npz with an array of images, bytes; or a .mat of SVHN.
+            .npz with an array of images, bytes; a .mat of SVHN; or the images of MNIST and its
+            kin, …-ubyte or …-ubyte.gz.
         size: height and width; images of other sizes are brought to it by their nearest pixels.
         most: no more than so many, the first ones.
         seed: of the places of pieces of photographs.
@@ -78,8 +82,10 @@ def _array(path: Path) -> Pixels:
 
         arrays = [value for value in loadmat(path).values() if isinstance(value, np.ndarray)]
         arrays = [a.transpose(3, 0, 1, 2) if a.ndim == 4 else a for a in arrays]  # as SVHN has it
+    elif path.name.endswith(("-ubyte", "-ubyte.gz")):
+        arrays = [_idx(path)]
     else:
-        raise ValueError(f"{path} ends with neither .npy, .npz nor .mat")
+        raise ValueError(f"{path} ends with neither .npy, .npz, .mat, -ubyte nor -ubyte.gz")
     for array in arrays:
         if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] in (1, 3):
             return array
@@ -88,3 +94,18 @@ def _array(path: Path) -> Pixels:
         if array.dtype == np.uint8 and array.ndim == 3:
             return array[..., None]
     raise ValueError(f"{path} has no array of images: bytes, (rows, height, width, channel)")
+
+
+def _idx(path: Path) -> NDArray:
+    """The array of a file in the form of MNIST: bytes after their sizes."""
+    raw = path.read_bytes()
+    try:
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked: {error}") from None
+    axes = raw[3] if raw[:3] == b"\x00\x00\x08" and len(raw) > 3 else 0
+    start = 4 + 4 * axes
+    sizes = np.frombuffer(raw[4:start], ">u4").astype(int).tolist() if len(raw) >= start else []
+    if not axes or len(sizes) != axes or len(raw) != start + math.prod(sizes):
+        raise ValueError(f"{path} has no array of images: its first bytes and its length disagree")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(sizes)

@@ -3,6 +3,7 @@
 A UDN and networks of fixed depth (5, 10, 20) learn all ten classes; the UDN also learns an easy
 pair of them (deer, automobile) and a hard one (cat, dog), and starts from several λ₀ if asked to.
 Every run is one file; tables beside the published figures and drawings are made from these files.
+A recipe has a folder; `overview` puts those of all recipes together.
 """
 
 import argparse
@@ -37,6 +38,8 @@ from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
 OUT, QUICK_OUT = Path("results/cifar10"), Path("results/cifar10-quick")
+STANDARD = "standard"
+"""The folder of the usual recipe, in `OUT`; those of others are called as they are."""
 QUICK: dict[str, Any] = {"epochs": 2, "stretch": 1.0, "batch_size": 50}
 QUICK |= {"images": QUICK_IMAGES["train"], "held_out": 100}
 QUICK_MODELS, QUICK_SEEDS, QUICK_LAMBDA0 = "udn,5", "1", "2"
@@ -71,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--set", nargs="+", default=[], metavar="NAME=VALUE", help=changes)
     add("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
     add("--data", type=Path, help="folder with CIFAR-10; else $UNBOUNDED_DATA, or a download")
-    add("--out", type=Path, help=f"folder to write (default: {OUT}; quick: {QUICK_OUT})")
+    add("--out", type=Path, help=f"folder to write (default: a recipe's own in {OUT})")
     add("--resume", action="store_true", help="keep runs that are there, go on with the others")
     add("--again", action="store_true", help="train runs that are there anew")
     add(
@@ -81,8 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--evaluate", action="store_true", help="look at kept models; no training")
     foreign = "foreign images for --evaluate: folders, files, or digits, photographs"
     add("--ood", nargs="+", default=[], metavar="SOURCE", help=foreign)
+    passes = "predictions of models with dropout that --evaluate averages (default: 20)"
+    add("--passes", type=int, default=20, metavar="N", help=passes)
     add("--minutes", type=float, metavar="X", help="stop within so many; --resume goes on")
-    add("--no-train", action="store_true", help="tables and figures of what is there, no training")
+    add("--no-train", action="store_true", help="tables and figures of all recipes, or of --out")
     add("--quick", action="store_true", help="few images, 2 epochs; its numbers mean nothing")
     # For a process of --jobs: this run alone, and the end of its time by the machine's monotonic
     # clock, since it does not know when the others began.
@@ -126,12 +131,14 @@ def _evaluate(options: argparse.Namespace) -> None:
     from unbounded.experiments.cifar10.evaluation import Evaluation
 
     folder = _folder(options)
+    if options.passes < 1:
+        raise StudyError(f"--passes must be at least 1, got {options.passes}")
     device = usable_device(options.device)
     images = cifar10.load(options.data)
     if (folder / MARK).is_file():
         images = cifar10.CIFAR10(*quick_images(images))
     try:
-        found = Evaluation(folder, images, device, options.ood, options.again).run()
+        found = Evaluation(folder, images, device, options.ood, options.again, options.passes).run()
     except (ValueError, ImportError) as error:
         raise StudyError(str(error)) from None
     show(evaluated.write(folder, found))
@@ -303,4 +310,8 @@ def _lambda0(options: argparse.Namespace) -> str | None:
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    return Path(options.out or (QUICK_OUT if options.quick else OUT))
+    """What was named, or that of the recipe; without training, that of all recipes."""
+    if options.out or options.quick or options.no_train:
+        return Path(options.out or (QUICK_OUT if options.quick else OUT))
+    own = "paper" if options.schedule == "paper" else STANDARD
+    return OUT / (options.recipe or own)

@@ -1,28 +1,32 @@
-"""Kept models looked at more closely: corruptions, foreign images, ensembles, early exits.
+"""Kept models looked at: corruptions, foreign images, ensembles, MC dropout, early exits.
 
 FOLDER/evaluation/NAME.json   scores of a kept model
 FOLDER/evaluation/NAME.npz    its probabilities of each set, for ensembles
 FOLDER/evaluation.md, exits.svg, reliability.svg
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from unbounded import atomic, metrics
+from unbounded.baselines import dropping
 from unbounded.data import foreign
 from unbounded.data.corruptions import SEVERITIES, STRENGTHS, corrupted
 from unbounded.data.images import Images
+from unbounded.exits import left_early, running_mixtures
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.costs import flops_by_depth
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
 from unbounded.files import load
+from unbounded.likelihoods import Likelihood
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
@@ -45,6 +49,7 @@ class Evaluation:
         device: where models run.
         ood: sets of foreign images, see `foreign.read`.
         again: look again at what has been looked at.
+        passes: over how many predictions of models with dropout are averaged.
     """
 
     folder: Path
@@ -52,6 +57,7 @@ class Evaluation:
     device: str
     ood: Sequence[str] = ()
     again: bool = False
+    passes: int = 20
 
     def run(self) -> list[dict[str, Any]]:
         """Look at every kept model, then at ensembles of those that differ in their seed."""
@@ -62,13 +68,20 @@ class Evaluation:
         for name in names:
             path = self.folder / "evaluation" / f"{name}.json"
             before = records.read_json(path) if path.is_file() and not self.again else None
-            if before is None or not set(map(_stem, self.ood)) <= set(before["ood"]):
+            if before is None or not self._has_all(before):
                 before = self._look(name)
                 records.write_json(path, before)
                 clean = before["scores"]["clean"]
                 show(f"{name}: {clean['accuracy']:.2%}, log score {clean['log_score']:.4f}")
             found.append(before)
-        return found + self._ensembles(found)
+        ensembles = self._ensembles(found)
+        dropped = [one.pop("dropout") for one in found if "dropout" in one]
+        return found + ensembles + dropped
+
+    def _has_all(self, before: Mapping[str, Any]) -> bool:
+        """Whether an earlier look saw what is to be seen now."""
+        passes = before["dropout"]["passes"] if "dropout" in before else self.passes
+        return set(map(_stem, self.ood)) <= set(before["ood"]) and passes == self.passes
 
     def _look(self, name: str) -> dict[str, Any]:
         """Scores of one model on all sets, its early exits; writes its probabilities."""
@@ -82,24 +95,42 @@ class Evaluation:
         path = self.folder / "models" / f"{name}.udn"
         model = load(path, layers=built.layers, device=self.device)
         x, y = np.asarray(parts.scored.x), np.asarray(parts.scored.y)
-        clean = _predicted(model, data, x)
-        probs = {"clean": _mixture(*clean)}
+        probs, dropped = dict[str, Floats](), dict[str, Floats]()
+        by_depth: Predicted | None = None  # of the test images
+        for kind, images in self._sets(x):
+            predicted = _predicted(model, data, images)
+            by_depth = by_depth or predicted
+            probs[kind] = predicted.mixture()
+            if recipe.dropout:
+                dropped[kind] = self._dropped(model, data, images)
+        assert by_depth is not None
+        _write(self.folder / "evaluation" / f"{name}.npz", y, probs)
+        found = {"name": name, "members": 1, "run": record["run"], **scores_of(y, probs)}
+        if len(by_depth.log_q) > 1:
+            first = model.support()[0]
+            work = flops_by_depth(model, data.like(x[:50], y[:50]).inputs().to(self.device))
+            found["exits"] = early_exits(y, by_depth, model.likelihood, first, work)
+            found["alone"] = each_depth(y, by_depth, first, work)
+        if dropped:
+            about = {"name": f"{name}-dropout", "members": 1, "passes": self.passes}
+            found["dropout"] = {**about, "run": record["run"], **scores_of(y, dropped)}
+        return dict(records.plain(found))
+
+    def _sets(self, x: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """The test images, these corrupted in every way, and foreign ones."""
+        yield "clean", x
         for kind in STRENGTHS:
             for severity in SEVERITIES:
-                worse = _predicted(model, data, corrupted(x, kind, severity))
-                probs[f"{kind}-{severity}"] = _mixture(*worse)
+                yield f"{kind}-{severity}", corrupted(x, kind, severity)
         for source in self.ood:
-            others = foreign.read(source, (x.shape[1], x.shape[2]))
-            probs[f"ood-{_stem(source)}"] = _mixture(*_predicted(model, data, others))
-        _write(self.folder / "evaluation" / f"{name}.npz", y, probs)
-        sample = data.like(x[:50], y[:50]).inputs().to(self.device)
-        found = {"name": name, "members": 1, "run": record["run"], **scores_of(y, probs)}
-        if len(clean[1]) > 1:
-            first = model.support()[0]
-            work = flops_by_depth(model, sample)
-            found["exits"] = early_exits(y, *clean, first, work)
-            found["alone"] = _each_depth(y, *clean, first, work)
-        return records.plain(found)
+            yield f"ood-{_stem(source)}", foreign.read(source, (x.shape[1], x.shape[2]))
+
+    def _dropped(self, model: UDN, data: ImageData, x: NDArray[np.uint8]) -> Floats:
+        """MC dropout: the mean of the probabilities over passes with channels left out."""
+        with dropping(model):
+            passes = [_predicted(model, data, x).mixture() for _ in range(self.passes)]
+        mean: Floats = np.mean(passes, axis=0)
+        return mean
 
     def _ensembles(self, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Mixtures of the predictions of models that differ in nothing but their seed."""
@@ -159,23 +190,22 @@ def auroc(inside: Floats, outside: Floats) -> float:
     return metrics.roc_auc(labels, np.stack([1 - sure, sure], 1))
 
 
-def running_mixtures(by_depth: Floats, q: Floats) -> Floats:
-    """Σ_{k≤ℓ} q(k) p_k / Σ_{k≤ℓ} q(k) for each ℓ, `(depth, rows, class)`: what is known by then.
+class Predicted(NamedTuple):
+    """What each depth says of some images."""
 
-    Args:
-        by_depth: p_ℓ, `(depth, rows, class)`.
-        q: q(ℓ), `(depth,)`.
-    """
-    total = np.cumsum(q[:, None, None] * by_depth, 0)
-    mass = np.cumsum(q)[:, None, None]
-    # Depths before any mass know as much as they say themselves.
-    return np.where(mass > 0, total / np.where(mass > 0, mass, 1.0), by_depth)
+    log_probs: Tensor  # (depth, rows, class), in double precision
+    log_q: Tensor  # (depth,)
+
+    def mixture(self) -> Floats:
+        """Σ_ℓ q(ℓ) p_ℓ, `(rows, class)`."""
+        mixed: Floats = torch.tensordot(self.log_q.exp(), self.log_probs.exp(), 1).numpy()
+        return mixed
 
 
 def early_exits(
     labels: NDArray[Any],
-    by_depth: Floats,
-    q: Floats,
+    predicted: Predicted,
+    likelihood: Likelihood,
     first: int,
     work: Sequence[float],
     thresholds: Iterable[float] = THRESHOLDS,
@@ -184,8 +214,8 @@ def early_exits(
 
     Args:
         labels: `(rows,)`.
-        by_depth: p_ℓ, `(depth, rows, class)`.
-        q: q(ℓ), `(depth,)`.
+        predicted: by each depth.
+        likelihood: of the model.
         first: the depth that comes first.
         work: FLOPs of an image up to each depth, `(depth,)`.
         thresholds: how sure, as the probability of the likeliest class.
@@ -193,43 +223,38 @@ def early_exits(
     Returns:
         For each threshold accuracy, log score, and mean number of layers and FLOPs.
     """
-    running = running_mixtures(by_depth, q)
-    sure = running.max(2)
     found = []
     for threshold in thresholds:
-        enough = sure >= threshold
-        enough[-1] = True  # there is nothing further to wait for
-        stop = enough.argmax(0)
-        chosen = running[stop, np.arange(len(labels))]
+        early = left_early(likelihood, predicted.log_q, predicted.log_probs, threshold, first)
+        chosen, depths = early.probs.numpy(), early.depths.numpy()
         found.append(
             {
                 "threshold": float(threshold),
                 "accuracy": metrics.accuracy(labels, chosen),
                 "log_score": metrics.log_score(labels, chosen),
-                "layers": float(stop.mean() + first),
-                "flops": float(np.asarray(work)[stop].mean()),
+                "layers": float(depths.mean()),
+                "flops": float(np.asarray(work)[depths - first].mean()),
             }
         )
     return found
 
 
-def _each_depth(
-    labels: NDArray[Any], by_depth: Floats, q: Floats, first: int, work: Sequence[float]
+def each_depth(
+    labels: NDArray[Any], predicted: Predicted, first: int, work: Sequence[float]
 ) -> list[dict[str, float]]:
     """The same if all rows stop at one depth."""
-    running = running_mixtures(by_depth, q)
     return [
         {
             "layers": float(first + place),
             "flops": float(work[place]),
-            "accuracy": metrics.accuracy(labels, mixed),
+            "accuracy": metrics.accuracy(labels, mixture.log_probs.exp().numpy()),
         }
-        for place, mixed in enumerate(running)
+        for place, mixture in enumerate(running_mixtures(predicted.log_q, predicted.log_probs))
     ]
 
 
-def _predicted(model: UDN, data: ImageData, x: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """p_ℓ of each image, `(depth, rows, class)`, and q(ℓ)."""
+def _predicted(model: UDN, data: ImageData, x: NDArray[np.uint8]) -> Predicted:
+    """What each depth says of each image."""
     found = []
     autocast = model.anchor.is_cuda
     for start in range(0, len(x), _ROWS):
@@ -238,14 +263,9 @@ def _predicted(model: UDN, data: ImageData, x: NDArray[np.uint8]) -> tuple[Float
         with torch.autocast(model.anchor.device.type, torch.bfloat16, enabled=autocast):
             prediction = predict(model, inputs)
         assert isinstance(prediction, ClassPrediction)
-        found.append(prediction.log_probs_by_depth.double().exp().cpu().numpy())
-    q = model.depth_log_probs().detach().double().exp().cpu().numpy()
-    return np.concatenate(found, 1), q / q.sum()
-
-
-def _mixture(by_depth: Floats, q: Floats) -> Floats:
-    mixed: Floats = np.tensordot(q, by_depth, 1)
-    return mixed
+        found.append(prediction.log_probs_by_depth.double().cpu())
+    log_q = model.depth_log_probs().detach().double().cpu().log_softmax(0)
+    return Predicted(torch.cat(found, 1), log_q)
 
 
 def _stem(source: str) -> str:

@@ -4,23 +4,33 @@ Where runs are missing, their part of a figure is left out and a line under it s
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unbounded.experiments import figures
-from unbounded.experiments.cifar10.models import label
+from unbounded.experiments.cifar10.models import fixed_depth, label, order
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.published import EASY, HARD
 from unbounded.experiments.cifar10.results import Result, headline, select, spread_of
-from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY, NothingToDraw
+from unbounded.experiments.figures import (
+    BLUE,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    NothingToDraw,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FIXED = (PINK, BLUE, GREEN, SKY)
 _STARTS = (BLUE, GREEN, ORANGE, PINK, RED, SKY)
-_OTHERS = (BLUE, GREEN, PINK, RED, SKY)  # orange is the UDN's
-_MARKS = ("o", "s", "^", "D")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+_NEAR = 8.0  # points below the best; what is further below has a panel of its own
 _END = 0.2  # share of the epochs that is drawn once more, larger
 _GROUPS: dict[tuple[str, ...], dict[str, str]] = {
     EASY: {"color": BLUE, "marker": "o"},
@@ -146,28 +156,89 @@ def curves(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
     figures.title(figure, words, ["; ".join(missing), note])
 
 
-def seconds(figure: "Figure", results: Sequence[Result], note: str = "") -> None:
-    """Draw test accuracy at the end against the seconds of training, a point for each run."""
-    full = select(results, classes=())
-    models = list(dict.fromkeys(r["run"]["model"] for r in full if r["run"]["model"] != "udn"))
-    runs = {model: select(full, model) for model in models} | {"udn": headline(results)}
-    runs = {model: own for model, own in runs.items() if own}
-    if not runs:
+def seconds(
+    figure: "Figure",
+    results: Sequence[Result] | Mapping[str, Sequence[Result]],
+    note: str = "",
+    shared: Sequence[str] = (),
+) -> None:
+    """Draw test accuracy at the end against the seconds of training, a point for each run.
+
+    Args:
+        figure: empty.
+        results: of one recipe, or of several by their names, each with a mark of its own.
+        note: is written below.
+        shared: recipes whose runs shared a GPU: hollow.
+    """
+    sets = results if isinstance(results, Mapping) else {"": results}
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for name, runs in sets.items():
+        full = select(runs, classes=())
+        others = [r for r in full if r["run"]["model"] != "udn"]
+        for r in others + headline(runs):
+            place = points.setdefault((name, r["run"]["model"]), [])
+            place.append((r["seconds"], 100 * r["test_accuracy"]))
+    if not points:
         raise NothingToDraw("nothing was run on all ten classes")
-    axes = figure.subplots()
-    handles = []
-    for index, (model, own) in enumerate(runs.items()):
-        points = [(r["seconds"], 100 * r["test_accuracy"]) for r in own]
-        style: dict[str, Any] = {"color": _OTHERS[index % len(_OTHERS)], "linestyle": "none"}
-        style |= {"marker": _MARKS[index // len(_OTHERS) % len(_MARKS)], "label": label(model)}
-        style |= {"color": ORANGE, "marker": "*", "markersize": 9} if model == "udn" else {}
-        handles.append(figures.line(axes, points, **style))
-    axes.set_xscale("log")
-    for each in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        each("{x:g}")  # 200, not 2 × 10²
-    figures.label(axes, "seconds of training", "test accuracy, %")
-    figures.legend(figure, handles)
+    heights = [y for own in points.values() for _, y in own]
+    low = [y for y in heights if y < max(heights) - _NEAR]
+    panels = _panels(figure, bool(low))
+    models = sorted({model for _, model in points}, key=order)
+    colours = _colours(models)
+    for (name, model), own in points.items():
+        style: dict[str, Any] = {"color": colours[model], "linestyle": "none", "markersize": 5}
+        style["marker"] = _MARKS[list(sets).index(name) % len(_MARKS)]
+        style |= {"markersize": 9, "markeredgecolor": INK} if model == "udn" else {}
+        if name in shared:
+            style |= {"markerfacecolor": "none", "markeredgecolor": colours[model]}
+        for axes in panels:
+            figures.line(axes, own, **style)
+    if low:
+        above = min(y for y in heights if y >= max(heights) - _NEAR)
+        panels[0].set_ylim(above - 0.4, max(heights) + 0.4)
+        panels[1].set_ylim(min(low) - 3, max(low) + 3)
+    for axes in panels:
+        axes.set_xscale("log", subs=())
+        axes.xaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
+        axes.xaxis.set_major_formatter("{x:g}")  # 200, not 2 × 10²
+    figures.label(panels[0], "" if low else "seconds of training", "test accuracy, %")
+    if low:
+        figures.label(panels[1], "seconds of training", "")
+    figures.legend(figure, _entries(models, colours, list(sets) if len(sets) > 1 else []))
     figures.title(figure, "Accuracy against training time, all ten classes", [note])
+
+
+def _panels(figure: "Figure", two: bool) -> list[Any]:
+    """One, or one above another where some points are far below the others."""
+    if not two:
+        return [figure.subplots()]
+    return list(figure.subplots(2, 1, sharex=True, height_ratios=(4, 1)))
+
+
+def _entries(models: Sequence[str], colours: Mapping[str, Any], sets: Sequence[str]) -> list[Any]:
+    """The legend: a colour for each model, a mark for each recipe."""
+    from matplotlib.lines import Line2D
+
+    style: dict[str, Any] = {"linestyle": "none"}
+    found = [Line2D([], [], color=colours[m], marker="o", label=label(m), **style) for m in models]
+    found += [
+        Line2D([], [], color=MUTED, marker=_MARKS[i % len(_MARKS)], label=name, **style)
+        for i, name in enumerate(sets)
+    ]
+    return found
+
+
+def _colours(models: Sequence[str]) -> dict[str, Any]:
+    """Orange for the UDN, shades of blue for fixed depths, others for the rest."""
+    depths = [model for model in models if fixed_depth(model) is not None]
+    others = [model for model in models if model not in (*depths, "udn")]
+    rest = (GREEN, PINK, RED, SKY, INK, MUTED, "#7b3294", "#a6761d")
+    found: dict[str, Any] = {"udn": ORANGE}
+    for place, model in enumerate(depths):
+        share = 0.25 + 0.75 * place / max(1, len(depths) - 1)
+        pairs = zip((222, 235, 247), (8, 48, 107), strict=True)
+        found[model] = tuple((1 - share) * a / 255 + share * b / 255 for a, b in pairs)
+    return found | {model: rest[i % len(rest)] for i, model in enumerate(others)}
 
 
 NAMES: dict[str, tuple[Callable[..., None], tuple[float, float]]] = {

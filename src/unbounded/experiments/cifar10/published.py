@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 SOURCE = "Table 2 of the paper: 3 runs for the Ω and the UDN, 5 for the quoted figures"
 
-RECIPE = "their recipe is not known in full; ours is below, one for all rows"
-LONGER = "the paper trains for 500 epochs by a schedule of its own; ours is the recipe below"
+RECIPE = "their recipe is not known in full; ours is one for all models"
+LONGER = "the paper trains for 500 epochs by a schedule of its own, here `paper`; others are ours"
 
 
 class Published(NamedTuple):
@@ -51,7 +51,7 @@ TABLE = (
         "Bai et al. 2020",
         "the image goes into every resolution and the gradient is a phantom one; " + RECIPE,
     ),
-    Published("UDN", "udn", 94.4, 0.2, differs="the same, and λ goes by the rule that is named"),
+    Published("UDN", "udn", 94.4, 0.2, differs=f"{LONGER}; the paper's rule of λ is `gradient`"),
 )
 """Table 2, with the finite networks in the order of their depth."""
 

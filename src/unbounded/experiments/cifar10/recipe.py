@@ -11,7 +11,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import unbounded as ub
-from unbounded.baselines import dun_of, plain
+from unbounded.baselines import Dropped, dun_of, plain
+from unbounded.baselines.dropout import PLACES
 from unbounded.data.images import Images
 from unbounded.experiments.cifar10 import models
 from unbounded.layers import Whitened, whitening_filters
@@ -81,6 +82,9 @@ class Recipe:
         flip: which images are mirrored: "random", or "alternating" by epochs.
         whitening: side of the patches of a fixed first convolution that makes them white; 0: none.
             A bare ODE has none: its state is the image.
+        dropout: the share of channels that are left out at random in training, and in predictions
+            by `--evaluate`; 0: none.
+        dropout_in: before each "head", or behind the "blocks".
         ode_solver: of NODE and ANODE, a name of torchdiffeq.
         ode_tolerance: of that solver, absolute and relative.
         ode_adjoint: their gradients by the adjoint ODE.
@@ -131,6 +135,8 @@ class Recipe:
     cutout: int = 10
     flip: str = "random"
     whitening: int = 0
+    dropout: float = 0.0
+    dropout_in: str = "head"
     ode_solver: str = "dopri5"
     ode_tolerance: float = 1e-3
     ode_adjoint: bool = False
@@ -158,11 +164,9 @@ class Recipe:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if not (0 <= self.smoothing < 1 and 0 <= self.average < 1):
-            raise ValueError(
-                "smoothing and average must be from 0 to below 1, got "
-                f"{self.smoothing:g} and {self.average:g}"
-            )
+        for name in ("smoothing", "average", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be from 0 to below 1, got {getattr(self, name):g}")
         if self.whitening and self.whitening % 2 == 0:
             raise ValueError(f"whitening must be odd, or 0, got {self.whitening}")
         if self.epochs < 1 or self.batch_size < 2:
@@ -195,6 +199,10 @@ class Recipe:
             except (ValueError, KeyError):
                 raise ValueError(f"{word!r}: {kind} was expected") from None
         return replace(self, **found)
+
+    def dropping(self, layers: ub.Layers) -> ub.Layers:
+        """The layers, with a dropout if there is one."""
+        return Dropped(layers, self.dropout, self.dropout_in) if self.dropout else layers
 
     def rate_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """The learning rate at a step, as a share of `lr`."""
@@ -251,6 +259,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "decay": ("cosine", "linear"),
     "optimizer": ("sgd", "muon"),
     "flip": ("random", "alternating"),
+    "dropout_in": PLACES,
     "deq_gradient": ("phantom", "implicit"),
 }
 _BETTER: dict[str, Any] = {
@@ -386,11 +395,12 @@ class CifarRun:
     ) -> ub.Layers:
         size = (32, 32) if data is None else (data.x.shape[1], data.x.shape[2])
         if not recipe.whitening or not models.takes_whitening(self.model):
-            return models.layers(self.model, recipe, channels, num_classes, size)
+            return recipe.dropping(models.layers(self.model, recipe, channels, num_classes, size))
         if data is None:
             raise ValueError("a whitening is measured on training images: give them")
         filters = whitening_filters(data.inputs(slice(5000)), recipe.whitening)
-        return Whitened(models.layers(self.model, recipe, len(filters), num_classes, size), filters)
+        layers = models.layers(self.model, recipe, len(filters), num_classes, size)
+        return Whitened(recipe.dropping(layers), filters)
 
     def fitting(self, model: ub.UDN, recipe: Recipe, rows: int) -> dict[str, Any]:
         """What `fit` has to know of the recipe, to train on so many images."""

@@ -1,14 +1,16 @@
 """Tables of a study that was run: `python -m unbounded.experiments.cifar10.table RESULTS`.
 
-Reads the runs in the folder RESULTS, and writes `table.md` and the figures beside them.
+Reads the runs in the folder RESULTS, and writes `table.md` and the figures beside them. Of a folder
+of such folders, one for each recipe, it does so in each of them, then for all (see `overview`).
 """
 
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from unbounded.experiments import records
+from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10 import figures, published
 from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, infers_depth, label, order
 from unbounded.experiments.cifar10.plan import RULES, STUDY, classes_label
@@ -34,59 +36,108 @@ ALIKE = 0.25
 def markdown(results: Sequence[Result]) -> str:
     """Everything as one page of tables."""
     parts = ["### Test accuracy in percent, all ten classes\n", accuracy_table(results)]
-    parts += ["### Easy, hard and all classes: accuracy and depth\n", classes_table(results)]
+    if select(results, "udn"):
+        parts += ["### Easy, hard and all classes: accuracy and depth\n", classes_table(results)]
     fixed = fixed_table(results)
     parts += ["### Some of the classes: accuracy of every model\n", fixed] if fixed else []
-    parts += ["### E[ℓ] at the end, from each λ₀ (all ten classes)\n", starts_table(results)]
-    parts += ["### What was to be reached\n", _verdicts(results)]
+    if select(results, "udn", ()):
+        parts += ["### E[ℓ] at the end, from each λ₀ (all ten classes)\n", starts_table(results)]
+        parts += ["### Claims\n", _verdicts(results)]
     parts += ["### How it was run\n", _conditions(results)]
     return "\n".join(parts)
 
 
-def accuracy_table(results: Sequence[Result]) -> str:
-    """Table 2: published figures beside ours."""
+class Line(NamedTuple):
+    """A row of Table 2: what was published, and our runs of it, of which there may be none."""
+
+    model: str
+    label: str
+    known: published.Published | None
+    runs: list[Result]
+
+
+def lines(results: Sequence[Result]) -> list[Line]:
+    """The rows of Table 2 and whatever else was run on all ten classes, in order.
+
+    The published UDN is beside the main one of ours; other rules from the same λ₀ come after it.
+    """
     full = select(results, classes=())
     printed = {row.model: row for row in published.TABLE}
     names = {*printed, *(r["run"]["model"] for r in full)} - {"udn"}
-    models: list[tuple[str, published.Published | None, list[Result]]] = []
+    found = []
     for name in sorted(names, key=order):
         known = printed.get(name)
-        models.append((known.label if known else label(name), known, select(full, name)))
+        called = known.label if known else label(name)
+        found.append(Line(name, called, known, select(full, name)))
     main = headline(results)
-    models.append((_udn_label(main), printed["udn"], main))
-    for rule in RULES:  # the other rules, from the same λ₀
-        other = select(full, "udn", (), main[0]["run"]["lambda0"], rule) if main else []
-        if other and other[0]["run"]["rule"] != main[0]["run"]["rule"]:
-            models.append((_udn_label(other), None, other))
-    best = max((spread_of(r, "test_accuracy").mean for _, _, r in models if r), default=None)
-    head = ["model", "published", "source", "ours", "seeds", "log score", "ECE"]
-    head += ["E[ℓ]", "m", "million weights", "GFLOP", "training s", "images/s"]
-    rows, reasons = [], list[str]()
-    for name, known, runs in models:
-        cells = [name, "–", "–"]
+    found.append(Line("udn", _udn_label(main), printed["udn"], main))
+    for rule in RULES if main else ():
+        other = select(full, "udn", (), main[0]["run"]["lambda0"], rule)
+        if other and rule != main[0]["run"]["rule"]:
+            found.append(Line("udn", _udn_label(other), None, other))
+    return found
+
+
+def accuracy_table(results: Sequence[Result]) -> str:
+    """Table 2: published figures beside ours."""
+    rows, models = [], lines(results)
+    best = best_of(models)
+    for name, called, known, runs in models:
+        cells = [called, "–", "–"]
         if known is not None:
             cells[1:] = [plus_minus(known.mean, known.deviation, 1), known.source]
-            reasons += [f"- {name}: {known.differs}."] if runs else []
-        rows.append(cells + (_cells(runs, best) if runs else ["–"] * 10))
-    note = (
-        f"\n± is a standard deviation over runs. {published.SOURCE}. GFLOP: of a forward pass of "
-        "an image, products and sums; of solvers with as many steps as they took. images/s: when "
-        "predicting.\n"
-    )
-    if reasons:
-        note += "\nWhy ours may differ from the published:\n\n" + "\n".join(reasons) + "\n"
-    return markdown_table(head, rows) + note
+        if not runs:
+            rows.append(cells + ["–"] * 10)
+            continue
+        cells += [accuracy_cell(runs, best), str(len(runs)), *score_cells(runs)]
+        cells.append(_integers(runs, "max_depth") if name not in OTHERS else "–")
+        rows.append(cells + cost_cells(runs))
+    head = ["model", "published", "source", "ours", "seeds", *SCORES, "m", *COSTS]
+    return markdown_table(head, rows) + f"\n{EXPLAINED}\n" + reasons(models)
 
 
-def _cells(runs: Sequence[Result], best: float | None) -> list[str]:
+SCORES = ("log score", "ECE", "E[ℓ]")
+COSTS = ("million weights", "GFLOP", "training s", "images/s")
+EXPLAINED = (
+    f"± is a standard deviation over runs. {published.SOURCE}. GFLOP: of a forward pass of an "
+    "image, products and sums; of solvers with as many steps as they took. images/s: when "
+    "predicting."
+)
+
+
+def reasons(models: Sequence[Line]) -> str:
+    """Why our numbers may differ from the published, of the rows that have both."""
+    found: dict[str, list[str]] = {}
+    for line in models:
+        if line.known is not None and line.runs:
+            found.setdefault(line.known.differs, []).append(line.known.label)
+    if not found:
+        return ""
+    each = (f"- {', '.join(dict.fromkeys(names))}: {why}.\n" for why, names in found.items())
+    return "\nWhy ours may differ from the published:\n\n" + "".join(each)
+
+
+def best_of(models: Sequence[Line]) -> float | None:
+    """The highest mean accuracy, if anything was run."""
+    return max((spread_of(m.runs, "test_accuracy").mean for m in models if m.runs), default=None)
+
+
+def accuracy_cell(runs: Sequence[Result], best: float | None) -> str:
+    """Accuracy in percent, the best one bold."""
     shown = _percent(runs)
+    return f"**{shown}**" if spread_of(runs, "test_accuracy").mean == best else shown
+
+
+def score_cells(runs: Sequence[Result]) -> list[str]:
+    """What `SCORES` names."""
+    infers = infers_depth(runs[0]["run"]["model"])
+    shown = [_show(runs, "test_log_score", 3), _show(runs, "test_ece", 3)]
+    return [*shown, _show(runs, "depth_mean") if infers else "–"]
+
+
+def cost_cells(runs: Sequence[Result]) -> list[str]:
+    """What `COSTS` names."""
     return [
-        f"**{shown}**" if spread_of(runs, "test_accuracy").mean == best else shown,
-        str(len(runs)),
-        _show(runs, "test_log_score", 3),
-        _show(runs, "test_ece", 3),
-        _show(runs, "depth_mean") if infers_depth(runs[0]["run"]["model"]) else "–",
-        _integers(runs, "max_depth") if runs[0]["run"]["model"] not in OTHERS else "–",
         _mean(runs, "parameters", 1e6, 2),
         _mean(runs, "flops", 1e9, 2),
         _mean(runs, "seconds", 1.0, 0),
@@ -207,7 +258,7 @@ def _verdicts(results: Sequence[Result]) -> str:
     if not found:
         return "Too little was run to tell.\n"
     rows = [[claim, "yes" if good else "no"] for claim, good in found.items()]
-    return markdown_table(["claim", "reached"], rows)
+    return markdown_table(["claim", "holds"], rows)
 
 
 def _conditions(results: Sequence[Result]) -> str:
@@ -291,10 +342,20 @@ def warning(folder: Path) -> str:
 
 
 def write(folder: Path) -> str:
-    """Write `table.md` and the figures into a folder of results; returns the tables."""
+    """Write `table.md` and the figures into a folder of results; returns the tables.
+
+    If models of it were evaluated, their tables and figures are written again, too.
+    """
+    from unbounded.experiments.cifar10 import evaluated, overview
+
     results = read(folder)
     if not results:
-        raise FileNotFoundError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
+        if overview.folders(folder):
+            return overview.write(folder)
+        raise StudyError(f"{folder} has no results of a run, such as runs/5-all-seed0.json")
+    found = evaluated.read_found(folder)
+    if found:
+        evaluated.write(folder, found)
     loud = warning(folder)
     drawings = {
         name: (partial(paint, results=results, note=loud), size)
@@ -303,7 +364,15 @@ def write(folder: Path) -> str:
     return publish(folder, markdown(results), drawings, loud)
 
 
-main = partial(rewrite, write, __doc__, "folder of a study")
+def brief(folder: Path) -> str:
+    """Write everything; returns what a page of the documentation has room for."""
+    from unbounded.experiments.cifar10 import overview
+
+    text = write(folder)
+    return text if read(folder) else overview.brief(overview.parts(folder))
+
+
+main = partial(rewrite, brief, __doc__, "folder of a study, or of studies")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,8 +3,9 @@
 Networks that infer their depth (udn with the paper's truncated Poisson, udn-concentrated with a
 Conway–Maxwell–Poisson of less spread), networks of fixed depth (omega1 … omega10) and depth
 uncertainty networks (dun10 as the paper's authors ran them, dun10-original as their own paper
-defines them) learn spirals of growing rotation speed ω. All speeds, seeds, depths and rates train
-at once, as populations. The best epoch by validation accuracy is scored on the test part.
+defines them), residual networks (resnet10) and neural ODEs (node, anode) learn spirals of growing
+rotation speed ω. All speeds, seeds, depths and rates train at once, as populations. The best epoch
+by validation accuracy is scored on the test part.
 
 Everything that is offered to one model is offered to all: initialisation, averaging of weights,
 schedules, ensembles.
@@ -28,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the study."""
     add = parser.add_argument
     many: dict[str, Any] = {"type": float, "nargs": "+", "metavar": "X"}
-    models = "udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original "
+    models = (
+        "udn, udn-concentrated, omega3 or omega1-10, dun10, dun10-original, resnet10, node, anode "
+    )
     models += "(default: udn omega1-10 dun10)"
     inits = (
         "initialisation of every model: torch's default (the paper's), he, identity; or settled, "

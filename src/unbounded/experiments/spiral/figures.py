@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from unbounded.data import spiral
 from unbounded.experiments import figures
-from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK
+from unbounded.experiments.figures import BLUE, GREEN, INK, ORANGE, PINK, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 SHOWN = (0.0, 2.0, 6.0, 10.0, 14.0, 20.0, 26.0, 30.0)
 _COLOURS = {"udn": ORANGE, "udn-concentrated": PINK, "dun10": BLUE, "dun10-original": GREEN}
+_COLOURS |= {"node": RED, "anode": SKY}
 _MARKERS = "ov^s*DPX<>"  # of fixed depths, whose greys alone are hard to tell apart
 _OMEGA = "rotation speed ω"
 
@@ -53,7 +54,7 @@ def accuracy(
     figures.title(figure, f"Test accuracy on D(ω), {setting}")
     axes = figure.subplots()
     omegas = sorted({row["omega"] for row in runs})
-    fixed = [model for model in names if model.startswith("omega")]
+    fixed = [model for model in names if model.startswith(("omega", "resnet"))]
     lowest, handles = 100.0, []
     for model, name in names.items():
         values = [
@@ -67,6 +68,7 @@ def accuracy(
             place = fixed.index(model)
             style["color"] = str(0.75 - 0.55 * place / max(1, len(fixed) - 1))
             style |= {"linewidth": 1.1, "marker": _MARKERS[place % len(_MARKERS)]}
+            style |= {"linestyle": ":"} if model.startswith("resnet") else {}
         else:
             style["color"] = _COLOURS[model]
         handles += axes.plot(omegas, mean, label=name, **style)

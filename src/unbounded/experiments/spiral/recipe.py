@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unbounded.baselines import dun, dun_original
+from unbounded.baselines import DenseODE, dun, dun_original, plain
 from unbounded.data import spiral
 from unbounded.depth import DepthFamily, FixedDepth, TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.experiments import StudyError
-from unbounded.layers import Dense, PreNormDense
+from unbounded.layers import Dense, PreNormDense, ResidualDense
 from unbounded.layers.init import Init, he
 from unbounded.likelihoods import Categorical
 from unbounded.model import UDN
@@ -23,6 +23,10 @@ from unbounded.training.presets import half_cosine
 OMEGAS = (0.0, 1.0, *(float(omega) for omega in range(2, 31, 2)))
 """The authors' grid of rotation speeds."""
 MODELS = ["udn", "omega1-10", "dun10"]
+ODES, DUNS = ("node", "anode"), ("dun10", "dun10-original")
+AUGMENTED = 5
+"""Zeros that ANODE adds to the two coordinates, as Dupont et al. on toy problems."""
+_BY_DEPTH = ("omega", "resnet")  # kinds with a network for each depth, all in one population
 ROWS = 1024
 CLASSES = 2
 SETTLED = PRESETS["settled"]
@@ -71,9 +75,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
     for name in ("seeds", "epochs", "width", "members"):
         if values[name] < 1:
             raise StudyError(f"--{name} must be at least 1, got {values[name]}")
-    for model in ("udn-concentrated", "dun10-original"):
-        if SETTLED.name in values["init"] and model in values["models"]:
+    for model in values["models"] if SETTLED.name in values["init"] else ():
+        if model in ("udn-concentrated", "dun10-original"):
             raise StudyError(f"--models {model} has layers and a q(ℓ) of its own: not with settled")
+        if model in ODES or model.startswith("resnet"):
+            raise StudyError(f"--models {model} has layers of its own: not with settled")
     return Settings(**values)
 
 
@@ -105,7 +111,7 @@ def groups(settings: Settings) -> list[Group]:
     found: dict[str, list[SpiralRun]] = {}
     for init in settings.init:
         for model in settings.models:
-            kind = re.sub(r"\d+$", "", model) if model.startswith("omega") else model
+            kind = re.sub(r"\d+$", "", model) if model.startswith(_BY_DEPTH) else model
             runs = found.setdefault(f"{kind}-{init}", [])
             runs += [
                 SpiralRun(model, init, lr, omega, seed)
@@ -129,6 +135,13 @@ def build(run: SpiralRun, settings: Settings, member: int = 0) -> UDN:
     if run.model.startswith("dun"):
         make: Callable[..., UDN] = dun if run.model == "dun10" else dun_original
         return make(*sizes, likelihood, init=init, seed=seed)
+    if run.model in ODES:
+        zeros = AUGMENTED if run.model == "anode" else 0
+        ode = DenseODE(2, CLASSES, width=settings.width, augment=zeros, init=init)
+        return plain(ode, likelihood, seed=seed)
+    if run.model.startswith("resnet"):
+        layers = ResidualDense(*sizes, init=init)
+        return UDN(layers, likelihood, FixedDepth(_depth(run.model)), seed=seed)
     depth: DepthFamily
     if run.model == "udn":
         depth = TruncatedPoisson(settings.rate)
@@ -168,7 +181,7 @@ def settled(settings: Settings) -> dict[str, Any]:
 
 
 def _depth(model: str) -> int:
-    return int(model.removeprefix("omega"))
+    return int(model.removeprefix("omega").removeprefix("resnet"))
 
 
 def identity(linear: torch.nn.Linear) -> None:
@@ -183,14 +196,14 @@ def identity(linear: torch.nn.Linear) -> None:
 
 def _names(word: str) -> list[str]:
     """omega1-3 ↦ omega1, omega2, omega3; other names as they are, if there is such a model."""
-    match = re.fullmatch(r"omega(\d+)(?:-(\d+))?", word)
-    if match and 1 <= int(match[1]) <= int(match[2] or match[1]):
-        return [f"omega{depth}" for depth in range(int(match[1]), int(match[2] or match[1]) + 1)]
-    if word in ("udn", "udn-concentrated", "dun10", "dun10-original"):
+    match = re.fullmatch(r"(omega|resnet)(\d+)(?:-(\d+))?", word)
+    if match and 1 <= int(match[2]) <= int(match[3] or match[2]):
+        return [f"{match[1]}{d}" for d in range(int(match[2]), int(match[3] or match[2]) + 1)]
+    if word in ("udn", "udn-concentrated", *DUNS, *ODES):
         return [word]
     raise StudyError(
         f"--models: there is no {word!r}; there are udn, udn-concentrated, omega1, omega2, …, "
-        "omega1-10, dun10 and dun10-original"
+        "omega1-10, resnet1, …, dun10, dun10-original, node and anode"
     )
 
 

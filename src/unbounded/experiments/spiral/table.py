@@ -44,7 +44,11 @@ def label(model: str) -> str:
     """The name of a model for people."""
     if model.startswith("omega"):
         return "Ω" + model.removeprefix("omega").translate(SUBSCRIPTS)
+    if model.startswith("resnet"):
+        return f"ResNet-like, {model.removeprefix('resnet')} layers"
     return {
+        "node": "NODE",
+        "anode": "ANODE",
         "udn": "UDN",
         "udn-concentrated": "UDN, concentrated posterior",
         "dun10": "DUN-10 (UDN authors’ variant)",
@@ -170,12 +174,19 @@ def _init(init: str) -> str:
     return f"{'He' if init == 'he' else init} initialisation"
 
 
-_LAST = {"dun10-original": (1, 0), "dun10": (1, 1), "udn": (2, 0), "udn-concentrated": (2, 1)}
+_LAST = {
+    name: (place, 0)
+    for place, name in enumerate(
+        ("node", "anode", "dun10-original", "dun10", "udn", "udn-concentrated"), 2
+    )
+}
 
 
 def _order(model: str) -> tuple[int, int]:
     if model.startswith("omega"):
         return 0, int(model.removeprefix("omega"))
+    if model.startswith("resnet"):
+        return 1, int(model.removeprefix("resnet"))
     return _LAST[model]
 
 
