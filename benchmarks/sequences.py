@@ -26,6 +26,7 @@ from unbounded import interrupts
 from unbounded.data.sequences import RandomWindows, Text, windows
 from unbounded.engines import Eager, Graphs
 from unbounded.exits import EarlyExit
+from unbounded.experiments import records
 from unbounded.experiments.sequences.recipe import text_parts
 from unbounded.generation import _Writer
 from unbounded.steps.streams import Stream
@@ -156,7 +157,8 @@ def main() -> int:
     torch.set_float32_matmul_precision("high")
     model = random_model() if options.model is None else ub.load(options.model)
     model = model.to(options.device).eval()
-    found: Figures = {"depth_mean": model.depth.mean(), "support": list(model.support())}
+    found: Figures = {"study": "sequences benchmark", "versions": records.versions(options.device)}
+    found |= {"depth_mean": model.depth.mean(), "support": list(model.support())}
     found["generation"] = [generation(model, batch) for batch in (1, 16)]
     if options.data is not None:
         found["exits"] = losses(model, Text.read(options.data), options.rows)

@@ -37,7 +37,7 @@ def test_a_small_run_of_each_task(tmp_path, capsys):
     assert "1-hop induction" in page
     assert "word problem of S3" in page
     assert page in capsys.readouterr().out
-    for name in ("depths.svg", "text.svg"):
+    for name in ("hops.svg", "words.svg", "text.svg", "data.svg"):
         assert (tmp_path / "out" / name).exists()
     one = records.read_json(tmp_path / "out" / "hop-1-udn-0.json")
     assert one["study"] == "sequences"

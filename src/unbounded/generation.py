@@ -10,7 +10,12 @@ from torch import Tensor
 from unbounded.exits import EarlyExit, RunningMixture
 from unbounded.frozen import Frozen
 from unbounded.layers.base import Layers, Stack
-from unbounded.layers.transformer import KeyValues, TransformerLayers
+from unbounded.layers.transformer import (
+    KeyValues,
+    SequenceContext,
+    TransformerLayers,
+    heads_together,
+)
 from unbounded.likelihoods import Likelihood, Tokens
 from unbounded.predictive import evaluating, without_gradients
 
@@ -120,6 +125,7 @@ class _Writer:
         stack, log_q = _modules(model)
         self.hidden, self.first = stack.hidden, stack.first
         self.heads = list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1)
+        self.together = heads_together(self.heads)
         self.by_sequence = likelihood.mix == "sequence"
         self.device = log_q.device
         # (depth, batch): by sequence each has a posterior of its own.
@@ -128,49 +134,58 @@ class _Writer:
         self.waiting: list[Tensor | None] = [None] * len(self.hidden)
         self.read_so_far = 0
         self.depth = 0  # of the latest pass
-        self._last: list[Tensor] = []  # log-probabilities by depth in it
+        self._last = log_q  # log-probabilities by depth in it, (depth, batch, token)
 
     def read(self, tokens: Tensor) -> Tensor:
         """Take new tokens `(batch, time)`; the log-mixture for the one after: `(batch, token)`."""
         start, self.read_so_far = self.read_so_far, self.read_so_far + tokens.shape[1]
         state: Tensor | None = None
+        states: list[Tensor] = []
+        contexts: dict[int, SequenceContext] = {}  # by how many tokens a layer gets
         mixture = RunningMixture()
-        self._last = []
         for index, layer in enumerate(self.hidden):
             given: Any = tokens if index == 0 else self._with_waiting(index, state)
-            # How many tokens this layer gets; those before are in its cache.
+            # Those before the tokens that this layer gets are in its cache.
             count = tokens.shape[1] if index == 0 else given.shape[1]
-            at = start if index == 0 else self.read_so_far - count
-            context = self.layers.context_after(self._places(tokens, count), at, self.caches[index])
-            state = layer(given, context)
+            if count not in contexts:
+                at = start if index == 0 else self.read_so_far - count
+                contexts[count] = self.layers.context_after(self._places(tokens, count), at)
+            state = layer(given, contexts[count]._replace(cache=self.caches[index]))
             self.depth = index + 1
             if self.depth < self.first:
                 continue
+            assert state is not None
+            if (
+                self.exit is None or self.by_sequence
+            ):  # all depths must say what tokens tell of them
+                states.append(state[:, -(tokens.shape[1] if self.by_sequence else 1) :])
+                continue
             place = self.depth - self.first
-            recent = state[:, -(tokens.shape[1] if self.by_sequence else 1) :]
-            scores = self.heads[place](recent).float().log_softmax(-1)
-            if self.by_sequence and tokens.shape[1] > 1:  # what the prompt says of this depth
-                seen = scores[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0].sum(1)
-                self.log_q[place] += seen
-            self._last.append(scores[:, -1])
-            mixture.add(self.log_q[place][:, None, None], scores[:, -1:])
+            scores = self.heads[place](state[:, -1:]).float().log_softmax(-1)
+            mixture.add(self.log_q[place][:, None, None], scores)
             if self._is_sure(mixture, index):
                 self._wait(index + 1, state)
                 break
-        return mixture.log_probs[:, 0].log_softmax(-1)
+        return self._mixed(states, tokens) if states else mixture.log_probs[:, 0].log_softmax(-1)
+
+    def _mixed(self, states: list[Tensor], tokens: Tensor) -> Tensor:
+        """The log-mixture of all depths, `(batch, token)`, from states `(batch, time, width)`."""
+        scores = self.together(states).float().log_softmax(-1)
+        if scores.shape[2] > 1:  # what the prompt says of each depth
+            places = tokens[None, :, 1:, None].expand(len(scores), -1, -1, 1)
+            self.log_q = self.log_q + scores[:, :, :-1].gather(-1, places)[..., 0].sum(-1)
+        self._last = scores[:, :, -1]
+        return (self.log_q[..., None] + self._last).logsumexp(0).log_softmax(-1)
 
     def chose(self, tokens: Tensor) -> None:
         """By sequence: what the new tokens `(batch, 1)` say of the depth."""
         if self.by_sequence:
-            for place, scores in enumerate(self._last):
-                self.log_q[place] += scores.gather(1, tokens)[:, 0]
-            self.log_q = self.log_q.log_softmax(0)
+            said = self._last.gather(-1, tokens.expand(len(self._last), -1, -1))[..., 0]
+            self.log_q = (self.log_q + said).log_softmax(0)
 
     def _is_sure(self, mixture: RunningMixture, index: int) -> bool:
         if self.exit is None or index + 1 == len(self.hidden):
             return False
-        if self.by_sequence:
-            return False  # all depths must say what the token tells of them
         return bool(self.exit.is_sure(mixture, self.likelihood).all())
 
     def _places(self, tokens: Tensor, count: int) -> Tensor:

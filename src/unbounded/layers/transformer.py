@@ -1,6 +1,7 @@
 """Transformer blocks over tokens, as deep as the data ask for."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded import trees
-from unbounded.layers.base import Layers
+from unbounded.layers.base import Layers, all_plain
 from unbounded.layers.dense import _size
 
 POSITIONS = ("rotary", "learnt", "none")
@@ -299,6 +300,32 @@ class TokenHead(nn.Module):
         """`(batch, time, width)` → `(batch, time, outputs)`."""
         found: Tensor = self.linear(self.norm(input))
         return found
+
+
+def heads_together(heads: Sequence[nn.Module]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """States of some depths ↦ what their heads make of them, `(depth, batch, time, outputs)`.
+
+    As one product, if they are heads of ours to which nothing was done. To be asked anew for each
+    use: weights are copied.
+    """
+    own = [head for head in heads if isinstance(head, TokenHead)]
+    norms, linears = [head.norm for head in own], [head.linear for head in own]
+    plain = len(own) == len(heads) and all_plain(own, TokenHead)
+    plain = plain and all_plain(norms, Norm) and all_plain(linears, nn.Linear)
+    if not plain or len({linear.weight.shape for linear in linears}) > 1:
+        return lambda states: torch.stack(
+            [head(state) for head, state in zip(heads, states, strict=True)]
+        )
+    scales = torch.stack([1 + norm.gamma for norm in norms])[:, None, None]
+    maps = torch.stack([linear.weight for linear in linears]).mT
+
+    def run(states: Sequence[Tensor]) -> Tensor:
+        each = torch.stack(list(states))
+        normed = F.rms_norm(each, each.shape[-1:], None, _EPS) * scales.to(each.dtype)
+        found = normed.flatten(1, 2) @ maps.to(each.dtype)
+        return found.unflatten(1, each.shape[1:3])
+
+    return run
 
 
 def _linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:
