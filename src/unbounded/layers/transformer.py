@@ -1,7 +1,7 @@
 """Transformer blocks over tokens, as deep as the data ask for."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -302,30 +302,42 @@ class TokenHead(nn.Module):
         return found
 
 
-def heads_together(heads: Sequence[nn.Module]) -> Callable[[Sequence[Tensor]], Tensor]:
-    """States of some depths ↦ what their heads make of them, `(depth, batch, time, outputs)`.
+class HeadsTogether:
+    """Heads of many depths, of which some at a time are run as one product.
 
-    As one product, if they are heads of ours to which nothing was done. To be asked anew for each
-    use: weights are copied.
+    If they are heads of ours to which nothing was done; else one after the other. To be made anew
+    for each use: weights are copied.
+
+    Args:
+        heads: of each depth.
     """
-    own = [head for head in heads if isinstance(head, TokenHead)]
-    norms, linears = [head.norm for head in own], [head.linear for head in own]
-    plain = len(own) == len(heads) and all_plain(own, TokenHead)
-    plain = plain and all_plain(norms, Norm) and all_plain(linears, nn.Linear)
-    if not plain or len({linear.weight.shape for linear in linears}) > 1:
-        return lambda states: torch.stack(
-            [head(state) for head, state in zip(heads, states, strict=True)]
-        )
-    scales = torch.stack([1 + norm.gamma for norm in norms])[:, None, None]
-    maps = torch.stack([linear.weight for linear in linears]).mT
 
-    def run(states: Sequence[Tensor]) -> Tensor:
+    def __init__(self, heads: Sequence[nn.Module]):
+        self.heads = heads
+        self.scales: Tensor | None = None
+        own = [head for head in heads if isinstance(head, TokenHead)]
+        norms, linears = [head.norm for head in own], [head.linear for head in own]
+        plain = len(own) == len(heads) and all_plain(own, TokenHead)
+        plain = plain and all_plain(norms, Norm) and all_plain(linears, nn.Linear)
+        if plain and len({linear.weight.shape for linear in linears}) == 1:
+            self.scales = torch.stack([1 + norm.gamma for norm in norms])[:, None, None]
+            self.maps = torch.stack([linear.weight for linear in linears]).mT
+
+    def __call__(self, states: Sequence[Tensor], first: int = 0) -> Tensor:
+        """`(batch, time, width)` of consecutive depths → `(depth, batch, time, outputs)`.
+
+        Args:
+            states: of the depths.
+            first: place among the heads of that of the first state.
+        """
+        here = slice(first, first + len(states))
+        if self.scales is None:
+            heads = self.heads[here]
+            return torch.stack([head(h) for head, h in zip(heads, states, strict=True)])
         each = torch.stack(list(states))
-        normed = F.rms_norm(each, each.shape[-1:], None, _EPS) * scales.to(each.dtype)
-        found = normed.flatten(1, 2) @ maps.to(each.dtype)
+        normed = F.rms_norm(each, each.shape[-1:], None, _EPS) * self.scales[here].to(each.dtype)
+        found = normed.flatten(1, 2) @ self.maps[here].to(each.dtype)
         return found.unflatten(1, each.shape[1:3])
-
-    return run
 
 
 def _linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:
