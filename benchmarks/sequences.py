@@ -30,7 +30,8 @@ from unbounded.experiments.sequences.recipe import text_parts
 from unbounded.generation import _Writer
 from unbounded.steps.streams import Stream
 
-VOCABULARY, WIDTH, WINDOW, ROWS = 65, 128, 128, 64
+VOCABULARY, WIDTH, WINDOW = 65, 128, 128
+ROWS, FEW_ROWS = 64, 8  # of a batch in training, on a GPU and on a CPU
 WITHIN = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS = 5
 Figures = dict[str, Any]
@@ -162,7 +163,7 @@ def main() -> int:
     found["generation"] = [generation(model, batch) for batch in (1, 16)]
     if options.data is not None:
         found["exits"] = losses(model, Text.read(options.data), options.rows)
-    found["training"] = training(model)
+    found["training"] = training(model, ROWS if model.anchor.is_cuda else FEW_ROWS)
     print(json.dumps(found, indent=1))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -158,8 +158,9 @@ def test_verdicts():
     assert found((3, 3)) == [True, True, True]
     assert found((5, 5)) == [True, True, True]  # depth 6 is the best, if by little
     assert found((4, 4)) == [True, False, True]
-    assert found((3, 4), (0.01, 0.2)) == [False, True, True]
-    assert found((3, 5), least=(2, 9)) == [True, True, None]  # nobody learns 4 hops
+    assert found((3, 4), (0.01, 0.2)) == [False, True, None]  # the UDN has learnt one of them
+    assert found((3, 5), (0.0, 0.3), (2, 9)) == [True, True, None]  # nobody learns 4 hops
+    assert found((3, 5), least=(9, 9)) == [None, None, True]
     assert found((7, 5)) == [True, True, False]
     one = verdicts.judged([row(1, None, 0.0, 2.0, 3), row(1, 1, 0.4), row(1, 2, 0.0, 3.0)], "hop-1")
     assert (one.least, one.best, one.cost) == (2, 2, 0.5)

@@ -112,29 +112,38 @@ def verdicts(rows: Sequence[Row], timed: Row | None = None) -> list[tuple[str, s
 
 def _of_hops(hops: Sequence[Judged]) -> list[tuple[str, str, bool | None]]:
     learnt = [one for one in hops if one.least is not None]
-    numbers = ", ".join(f"{one.rows[0]['number']:g}" for one in learnt) or "none"
-    means = [statistics.fmean(one.modes) for one in learnt]
-    late = [f"{one.rows[0]['number']:g}" for one in learnt if one.score > LITTLE]
-    apart = [f"{one.rows[0]['number']:g}" for one in learnt if not one.fits]
+    late = [one for one in learnt if one.score > LITTLE]
+    apart = [one for one in learnt if not one.fits]
+    own = [one for one in hops if one.score <= LITTLE]  # depth without success says nothing
+    means = [statistics.fmean(one.modes) for one in own]
     rises = all(a <= b for a, b in itertools.pairwise(means))
+    nobody = "no fixed depth has it"
     return [
         (
             f"k-hop: error at most {LITTLE:.0%} wherever a fixed depth has it",
-            f"fixed depths have it at k = {numbers}"
-            + (f"; the UDN not at k = {', '.join(late)}" if late else "; the UDN too"),
+            f"fixed depths at k = {_numbers(learnt)}, "
+            + (f"the UDN not at k = {_numbers(late)}" if late else "and the UDN")
+            if learnt
+            else nobody,
             not late if learnt else None,
         ),
         (
             "k-hop: mode within 1 of the smallest such depth, or of the best",
-            f"not at k = {', '.join(apart)}" if apart else f"at k = {numbers}",
+            (f"not at k = {_numbers(apart)}" if apart else f"at k = {_numbers(learnt)}")
+            if learnt
+            else nobody,
             not apart if learnt else None,
         ),
         (
             "k-hop: depth rises with k",
-            "modes " + ", ".join(f"{mean:g}" for mean in means),
+            f"modes {', '.join(f'{mean:g}' for mean in means)} at k = {_numbers(own)}",
             rises if len(means) > 1 else None,
         ),
     ]
+
+
+def _numbers(some: Sequence[Judged]) -> str:
+    return ", ".join(f"{one.rows[0]['number']:g}" for one in some)
 
 
 def _of_text(text: Judged) -> list[tuple[str, str, bool | None]]:
