@@ -168,9 +168,12 @@ def test_verdicts():
 
 def test_verdicts_of_what_was_timed():
     timed = {
+        "versions": {"device": "cpu"},
         "training": {"tokens_a_second_ratio": 0.7, "depth": 5},
         "generation": [{"against_finite": 0.6, "exits": {"0.1": 1.4, "0.2": 1.6}}],
-        "exits": {"lost": {"0.1": {"bits": 0.002}, "0.2": {"bits": 0.02}}},
+        "exits": {
+            "lost": {"0.1": {"bits": 0.002, "layers": 5}, "0.2": {"bits": 0.02, "layers": 4}}
+        },
     }
     assert [holds for _, _, holds in verdicts.verdicts([], timed)][-3:] == [True, False, True]
     assert [holds for _, _, holds in verdicts.verdicts([])][-3:] == [None, None, None]

@@ -117,7 +117,7 @@ def _of_hops(hops: Sequence[Judged]) -> list[tuple[str, str, bool | None]]:
     own = [one for one in hops if one.score <= LITTLE]  # depth without success says nothing
     means = [statistics.fmean(one.modes) for one in own]
     rises = all(a <= b for a, b in itertools.pairwise(means))
-    nobody = "no fixed depth has it"
+    nobody = "no fixed depth has it" if any(one.fixed for one in hops) else "not trained"
     return [
         (
             f"k-hop: error at most {LITTLE:.0%} wherever a fixed depth has it",
@@ -168,16 +168,18 @@ def _timed(timed: Row | None) -> list[tuple[str, str, bool | None]]:
     found = ["not measured"] * 3
     if timed is not None:
         pace = timed["training"]["tokens_a_second_ratio"]
-        found[0] = f"{pace:.2f} at depth {timed['training']['depth']}"
+        where = f", on {timed['versions']['device']}"
+        found[0] = f"{pace:.2f} at depth {timed['training']['depth']}{where}"
         written = timed["generation"][0]["against_finite"]
-        found[1] = f"{written:.2f} in one sequence"
+        found[1] = f"{written:.2f} in one sequence{where}"
         lost = timed.get("exits", {}).get("lost", {})
         gains = timed["generation"][0]["exits"]
         least = [level for level, one in lost.items() if one["bits"] <= BITS]
         if least:
-            level = max(least, key=gains.__getitem__)
+            # By layers, not by speed: of several timings the fastest would be a lucky one.
+            level = min(least, key=lambda level: lost[level]["layers"])
             exits = gains[level]
-            found[2] = f"{exits:.2f} at {level}, for {lost[level]['bits']:+.4f} bits"
+            found[2] = f"{exits:.2f} within {level}, {lost[level]['bits']:+.4f} bits{where}"
     return [
         (
             f"text: training at {PACE:.0%} of the tokens a second of the fixed network as deep",
