@@ -25,13 +25,14 @@ from benchmarks.timing import best_times, trainer_of
 from unbounded import interrupts
 from unbounded.data.sequences import RandomWindows, Text, windows
 from unbounded.engines import Eager, Graphs
-from unbounded.exits import EarlyExit
+from unbounded.experiments import records
 from unbounded.experiments.sequences.recipe import text_parts
 from unbounded.generation import _Writer
 from unbounded.steps.streams import Stream
 
-VOCABULARY, WIDTH, WINDOW, ROWS = 65, 128, 128, 64
-LEVELS = (0.95, 0.9, 0.8, 0.7, 0.5)
+VOCABULARY, WIDTH, WINDOW = 65, 128, 128
+ROWS, FEW_ROWS = 64, 8  # of a batch in training, on a GPU and on a CPU
+WITHIN = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS = 5
 Figures = dict[str, Any]
 
@@ -51,7 +52,8 @@ def of_depth(model: ub.UDN, depth: int) -> ub.UDN:
 def training(model: ub.UDN, rows: int = ROWS, rounds: int = 5) -> Figures:
     """Seconds of a step of the model at rest, and of the fixed network that is as deep."""
     device, (_, last) = model.anchor.device, model.support()
-    characters = torch.randint(VOCABULARY, (100_000,)).to(device)
+    vocabulary = model.likelihood.vocabulary  # type: ignore[union-attr]
+    characters = torch.randint(vocabulary, (100_000,)).to(device)
     stream = Stream(RandomWindows(characters, WINDOW, rows), STEPS, len(characters))
     on_gpu = device.type == "cuda"
 
@@ -81,7 +83,10 @@ def training(model: ub.UDN, rows: int = ROWS, rounds: int = 5) -> Figures:
 
 
 def generation(
-    model: ub.UDN, batch: int = 1, length: int = 64, rounds: int = 5, levels: Any = LEVELS
+    model: ub.UDN,
+    batch: int = 1,
+    length: int = 64,
+    rounds: int = 5,
 ) -> Figures:
     """Tokens a second of the mixture, of the frozen finite network, and with exits."""
     last = model.support()[1]
@@ -89,36 +94,33 @@ def generation(
     frozen = model.freeze(depth=last)
     on_gpu = model.anchor.device.type == "cuda"
 
-    def written(by: Any, sure: Any = None) -> Callable[[], None]:
+    def written(by: Any, within: float | None = None) -> Callable[[], None]:
         def run() -> None:
-            ub.generate(by, prompt, length, sure=sure, generator=torch.Generator().manual_seed(0))
+            generator = torch.Generator().manual_seed(0)
+            ub.generate(by, prompt, length, within=within, generator=generator)
             if on_gpu:
                 torch.cuda.synchronize()
 
         return run
 
-    exits = {level: EarlyExit(level) for level in levels}
     candidates = [written(model), written(frozen), written(model.freeze())]
-    times = best_times([*candidates, *(written(model, e) for e in exits.values())], rounds)
+    times = best_times([*candidates, *(written(model, within) for within in WITHIN)], rounds)
     whole, finite, mixture = times[:3]
     return {
         "batch": batch,
         "tokens_a_second": batch * length / whole,
         "against_finite": finite / whole,
         "frozen_mixture_against_finite": finite / mixture,
-        "exits": {str(level): whole / t for level, t in zip(exits, times[3:], strict=True)},
+        "exits": {str(within): whole / t for within, t in zip(WITHIN, times[3:], strict=True)},
     }
 
 
 @torch.no_grad()
-def bits(model: ub.UDN, x: Tensor, y: Tensor, sure: Any = None) -> tuple[float, float]:
-    """Bits a character where each of `(rows, time)` is read alone, and the layers that it took.
-
-    Exits are taken as in generation: by each row for itself.
-    """
+def bits(model: ub.UDN, x: Tensor, y: Tensor, within: float | None = None) -> tuple[float, float]:
+    """Bits a character of `(rows, time)`, and the layers that one took, each row read alone."""
     total, layers, count = 0.0, 0, 0
     for row, targets in zip(x, y, strict=True):
-        writer = _Writer(model, row[None, :1], len(row), sure)
+        writer = _Writer(model, row[None, :1], len(row), within=within)
         for token, target in zip(row, targets, strict=True):
             found = writer.read(token.view(1, 1).to(writer.device))
             total -= float(found[0, int(target)])
@@ -126,7 +128,7 @@ def bits(model: ub.UDN, x: Tensor, y: Tensor, sure: Any = None) -> tuple[float, 
     return total / count / math.log(2), layers / count
 
 
-def losses(model: ub.UDN, text: Text, rows: int, levels: Any = LEVELS) -> Figures:
+def losses(model: ub.UDN, text: Text, rows: int) -> Figures:
     """Bits a character of the end of a text, without exits and with each of them."""
     x, y = windows(text_parts(text, 1.0, WINDOW)["test"], WINDOW)
     places = torch.linspace(0, len(x) - 1, min(rows, len(x))).long()
@@ -134,9 +136,9 @@ def losses(model: ub.UDN, text: Text, rows: int, levels: Any = LEVELS) -> Figure
     model.eval()
     whole, depth = bits(model, x, y)
     found: Figures = {"bits": whole, "layers": depth, "characters": x.numel(), "lost": {}}
-    for level in levels:
-        own, layers = bits(model, x, y, EarlyExit(level))
-        found["lost"][str(level)] = {"bits": own - whole, "layers": layers}
+    for within in WITHIN:
+        own, layers = bits(model, x, y, within)
+        found["lost"][str(within)] = {"bits": own - whole, "layers": layers}
     return found
 
 
@@ -156,11 +158,12 @@ def main() -> int:
     torch.set_float32_matmul_precision("high")
     model = random_model() if options.model is None else ub.load(options.model)
     model = model.to(options.device).eval()
-    found: Figures = {"depth_mean": model.depth.mean(), "support": list(model.support())}
+    found: Figures = {"study": "sequences benchmark", "versions": records.versions(options.device)}
+    found |= {"depth_mean": model.depth.mean(), "support": list(model.support())}
     found["generation"] = [generation(model, batch) for batch in (1, 16)]
     if options.data is not None:
         found["exits"] = losses(model, Text.read(options.data), options.rows)
-    found["training"] = training(model)
+    found["training"] = training(model, ROWS if model.anchor.is_cuda else FEW_ROWS)
     print(json.dumps(found, indent=1))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

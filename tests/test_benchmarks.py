@@ -14,6 +14,7 @@ core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of
 images = pytest.importorskip("benchmarks.images")
 processes = pytest.importorskip("benchmarks.processes")
 rows = pytest.importorskip("benchmarks.rows")
+sequences = pytest.importorskip("benchmarks.sequences")
 tables = pytest.importorskip("benchmarks.tables")
 
 
@@ -61,6 +62,26 @@ def test_rows_by_exported_files(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out.count("    2.0\n") == 4
     monkeypatch.setattr(exported, "best_times", lambda candidates, rounds: [1.9, 1.0] * 4)
     assert exported.main() == 1
+
+
+def test_sequences(monkeypatch, tmp_path, capsys):
+    """All figures of a small model on a text."""
+    text, path = tmp_path / "text.txt", tmp_path / "model.udn"
+    text.write_text("the cat sat on the mat. " * 300)
+    layers = ub.TransformerLayers(11, 8, heads=1)
+    ub.save(ub.UDN(layers, ub.Tokens(11), ub.TruncatedNormal(2.0, 0.5)), path)
+    monkeypatch.setattr(sequences, "best_times", once)
+    monkeypatch.setattr(sequences, "STEPS", 1)
+    monkeypatch.setattr(sequences, "WITHIN", (0.1,))
+    words = [str(path), "--data", str(text), "--rows", "1", "--json", str(tmp_path / "b.json")]
+    monkeypatch.setattr(sys, "argv", ["sequences", *words])
+    assert sequences.main() == 0
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found == json.loads(capsys.readouterr().out)
+    assert found["training"]["tokens_a_second_ratio"] == 1.0
+    assert found["generation"][0]["exits"] == {"0.1": 1.0}
+    assert found["exits"]["characters"] == 128
+    assert found["exits"]["lost"]["0.1"]["layers"] <= found["exits"]["layers"]
 
 
 def test_rows_one_at_a_time(monkeypatch, capsys):

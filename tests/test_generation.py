@@ -46,6 +46,38 @@ def test_tokens_that_leave_early_are_those_of_the_whole_mixture():
         pytest.fail("no sequence has tokens that leave at several depths")
 
 
+@pytest.mark.parametrize("within", [1e-9, 0.02, 0.1, 1.0])
+def test_a_token_leaves_when_deeper_layers_are_expected_to_change_little(within):
+    net = model(ub.TruncatedNormal(3.0, 1.5))
+    for seed in range(3):
+        prompt = tokens(2, 5, seed)
+        whole = ub.predict(net, prompt)
+        q, each = whole.depth_log_probs.exp(), whole.outputs[:, :, -1].softmax(-1)
+        spoken = q.cumsum(0)
+        mixtures = (q[:, None, None] * each).cumsum(0) / spoken[:, None, None]
+        apart = (each - mixtures).abs().sum(-1).amax(1) / 2  # of the sequence that is furthest
+        leaves = ((1 - spoken) * apart <= within) & (spoken >= 0.25)
+        leaves[-1] = True
+        expected = int(leaves.double().argmax())
+        found = ub.generate(net, prompt, 1, temperature=0, within=within)
+        assert found.depths.tolist() == [expected + 1]
+        assert torch.equal(found.tokens[:, -1], mixtures[expected].argmax(-1))
+
+
+def test_states_that_wait_are_run_later():
+    """Each token is predicted by the depths up to its own, as if none had been left out before."""
+    net, prompt = model(ub.TruncatedNormal(3.0, 1.5)), tokens(1, 3)
+    found = ub.generate(net, prompt, 10, temperature=0, within=0.02)
+    assert len(found.depths.unique()) > 1
+    whole = ub.predict(net, found.tokens[:, :-1])
+    q, each = whole.depth_log_probs.exp(), whole.outputs[:, 0, 2:].softmax(-1)
+    for place, (depth, token) in enumerate(zip(found.depths, found.tokens[0, 3:], strict=True)):
+        mixed = (q[:depth] @ each[:depth, place]) / q[:depth].sum()
+        assert math.isclose(
+            float(found.log_probs[0, place].exp()), float(mixed[token]), rel_tol=1e-5
+        )
+
+
 def test_sequences_are_mixed_by_what_was_written():
     likelihood = ub.Tokens(V, mix="sequence")
     net, prompt = model(ub.TruncatedNormal(2.0, 1.0), likelihood=likelihood), tokens(2, 4)
@@ -86,6 +118,7 @@ def test_bad_arguments_are_one_clear_error():
         ({"temperature": -1.0}, "temperature must be"),
         ({"top_k": 0}, "top_k must be"),
         ({"sure": 1.5}, "sure must be"),
+        ({"within": 0.0}, "within must be"),
         ({"prompt": prompt[:, :0]}, "prompt must be tokens"),
         ({"prompt": prompt + V}, "tokens must be in"),
     ):

@@ -543,3 +543,30 @@ def test_refusals():
     for name, value in bad.items():
         with pytest.raises(ValueError, match=name):
             HeldOutAscent(**{name: value})
+
+
+def test_rows_count_for_no_more_than_most():
+    """As if each counted for less: means and errors stay, nats shrink."""
+    moved = []
+    for rule, weights in (
+        (HeldOutAscent(most=40), None),
+        (HeldOutAscent(), torch.full((ROWS,), 40 / ROWS)),
+        (HeldOutAscent(most=ROWS), None),
+        (HeldOutAscent(), None),
+    ):
+        model = tiny()
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(12):
+            depth = model.depth.max_depth()
+            rule.reserve(model, depth)
+            rule._state[0, 0] += 20
+            quality = -0.5 + 0.4 * (torch.arange(1, depth + 1) > 2)[:, None]
+            log_lik = quality - 0.1 * torch.rand(depth, ROWS, generator=draw)
+            rule.look(model, log_lik.double(), torch.full((ROWS,), -0.7), weights)
+            rule.settle(model, weights)
+        moved.append((model.depth.place, model.depth.spread))
+    assert moved[0] == pytest.approx(moved[1], abs=1e-6)
+    assert moved[2] == moved[3]
+    assert moved[0] != pytest.approx(moved[3], abs=1e-2)
+    with pytest.raises(ValueError, match="most must be"):
+        HeldOutAscent(most=0)

@@ -7,7 +7,7 @@ import torch
 
 from unbounded.data.sequences import Text
 from unbounded.experiments import StudyError, records, sequences
-from unbounded.experiments.sequences import recipe, runs, table
+from unbounded.experiments.sequences import recipe, runs, table, verdicts
 
 SMALL = (
     "--quick --depths 1 2 --text-depths 1 2 --width 8 --heads 1 --rows 8 --steps 4 "
@@ -37,7 +37,7 @@ def test_a_small_run_of_each_task(tmp_path, capsys):
     assert "1-hop induction" in page
     assert "word problem of S3" in page
     assert page in capsys.readouterr().out
-    for name in ("depths.svg", "text.svg"):
+    for name in ("hops.svg", "words.svg", "text.svg", "data.svg"):
         assert (tmp_path / "out" / name).exists()
     one = records.read_json(tmp_path / "out" / "hop-1-udn-0.json")
     assert one["study"] == "sequences"
@@ -111,3 +111,69 @@ def test_parts_of_a_text_do_not_overlap():
     for parts in (whole, few):
         found = torch.cat([parts["train"], parts["validation"], parts["test"]])
         assert len(found.unique()) == len(found)
+
+
+def test_what_matters_most_comes_first():
+    settings = recipe.Settings()
+    found = recipe.plan(settings)
+    assert len({run.name for run in found}) == len(found)
+    names = {problem.name for problem in recipe.problems(settings)}
+    first = found[: len(names)]
+    assert {run.problem.name for run in first} == names
+    assert all(run.depth is None and run.seed == 0 for run in first)
+    assert [run.depth for run in found if run.name.startswith("text-0.1")] == [None, None]
+    sizes = {}
+    for run in found:
+        if run.model == "equal" and run.seed == 0:
+            model = recipe.build(run, 65, settings)
+            sizes[run.depth] = sum(p.numel() for p in model.network.hidden.parameters())
+    usual = recipe.build(recipe.Run(found[0].problem, settings.equal_to, 0), 65, settings)
+    expected = sum(p.numel() for p in usual.network.hidden.parameters())
+    assert set(sizes) == set(settings.equal)
+    assert all(0.9 < size / expected < 1.1 for size in sizes.values())
+
+
+def row(k, depth, error, seconds=1.0, mode=None):
+    return {"name": f"hop-{k}", "task": "hops", "group": "", "number": k, "seed": 0} | {
+        "model": "udn" if depth is None else "fixed",
+        "depth": depth,
+        "error": error,
+        "seconds": seconds,
+        "depth_mode": mode,
+    }
+
+
+def test_verdicts():
+    def found(modes, errors=(0.0, 0.0), least=(2, 4)):
+        rows = [
+            row(k, depth, 0.4 if depth < least else 0.01 / depth)
+            for k, least in zip((1, 4), least, strict=True)
+            for depth in range(1, 7)
+        ]
+        for k, mode, error in zip((1, 4), modes, errors, strict=True):
+            rows.append(row(k, None, error, 2.0, mode))
+        return [holds for _, _, holds in verdicts.verdicts(rows)][:3]
+
+    assert found((2, 4)) == [True, True, True]
+    assert found((3, 3)) == [True, True, True]
+    assert found((5, 5)) == [True, True, True]  # depth 6 is the best, if by little
+    assert found((4, 4)) == [True, False, True]
+    assert found((3, 4), (0.01, 0.2)) == [False, True, None]  # the UDN has learnt one of them
+    assert found((3, 5), (0.0, 0.3), (2, 9)) == [True, True, None]  # nobody learns 4 hops
+    assert found((3, 5), least=(9, 9)) == [None, None, True]
+    assert found((7, 5)) == [True, True, False]
+    one = verdicts.judged([row(1, None, 0.0, 2.0, 3), row(1, 1, 0.4), row(1, 2, 0.0, 3.0)], "hop-1")
+    assert (one.least, one.best, one.cost) == (2, 2, 0.5)
+
+
+def test_verdicts_of_what_was_timed():
+    timed = {
+        "versions": {"device": "cpu"},
+        "training": {"tokens_a_second_ratio": 0.7, "depth": 5},
+        "generation": [{"against_finite": 0.6, "exits": {"0.1": 1.4, "0.2": 1.6}}],
+        "exits": {
+            "lost": {"0.1": {"bits": 0.002, "layers": 5}, "0.2": {"bits": 0.02, "layers": 4}}
+        },
+    }
+    assert [holds for _, _, holds in verdicts.verdicts([], timed)][-3:] == [True, False, True]
+    assert [holds for _, _, holds in verdicts.verdicts([])][-3:] == [None, None, None]

@@ -9,8 +9,9 @@ from torch import nn
 
 import unbounded as ub
 from unbounded import growth, testing, trees
-from unbounded.data.sequences import Hops, Text, WordProblem, table, windows
+from unbounded.data.sequences import Hops, RandomWindows, Text, WordProblem, table, windows
 from unbounded.engines import Eager, Graphs, Stacked
+from unbounded.layers.transformer import HeadsTogether
 
 V = 7
 
@@ -532,3 +533,45 @@ def test_text(tmp_path):
         Text.read(tmp_path / "c.txt")
     with pytest.raises(ValueError, match="not in the alphabet"):
         text.encode("x")
+
+
+def test_mixed_hops_say_what_they_ask_for():
+    task = Hops(5, 20, 3, rows=64, mixed=True)
+    assert task.asked == (1, 2, 4, 5)
+    assert (task.vocabulary, task.time) == (7, 21)
+    assert Hops(1, mixed=True).asked == (1,)
+    x, y = task(torch.Generator().manual_seed(0))
+    asks = x[:, 0] - task.letters
+    assert asks.unique().tolist() == [0, 1, 2, 3]
+    assert bool((y[:, 0] == -100).all())
+    for number, hops in enumerate(task.asked):
+        mine = asks == number
+        assert torch.equal(y[mine, 1:], Hops(hops, 20, 3).targets(x[mine, 1:]))
+    x, y = task.hardest(torch.Generator().manual_seed(0))
+    assert bool((x[:, 0] == task.vocabulary - 1).all())
+    assert torch.equal(y[:, 1:], Hops(5, 20, 3).targets(x[:, 1:]))
+
+
+def test_random_windows_are_pieces_of_the_text():
+    text = torch.arange(100)
+    x, y = RandomWindows(text, 8, 500)(torch.Generator().manual_seed(0))
+    assert x.shape == (500, 8)
+    assert torch.equal(x + 1, y)
+    assert torch.equal(x, x[:, :1] + torch.arange(8))
+    assert (int(x[:, 0].min()), int(x[:, 0].max())) == (0, 91)  # the last target is the last token
+    with pytest.raises(ValueError, match="a window of 100 needs one more"):
+        RandomWindows(text, 100)
+
+
+@pytest.mark.parametrize("shares_head", [False, True])
+def test_heads_together_are_the_heads(shares_head):
+    net = model(ub.TruncatedNormal(3.0, 1.0), shares_head=shares_head)
+    last = net.support()[1]
+    heads = list(net.network.stack(last, 1).heads) * (last if shares_head else 1)
+    states = [torch.randn(2, 3, 16, dtype=torch.float64) for _ in heads]
+    expected = torch.stack([head(state) for head, state in zip(heads, states, strict=True)])
+    torch.testing.assert_close(HeadsTogether(heads)(states), expected)
+    torch.testing.assert_close(HeadsTogether(heads)(states[1:3], 1), expected[1:3])
+    heads[1].register_forward_hook(lambda module, given, found: found + 1)
+    hooked = HeadsTogether(heads)(states)
+    torch.testing.assert_close(hooked[1], expected[1] + 1)

@@ -10,12 +10,21 @@ from torch import Tensor
 from unbounded.exits import EarlyExit, RunningMixture
 from unbounded.frozen import Frozen
 from unbounded.layers.base import Layers, Stack
-from unbounded.layers.transformer import KeyValues, TransformerLayers
+from unbounded.layers.transformer import (
+    HeadsTogether,
+    KeyValues,
+    SequenceContext,
+    TransformerLayers,
+)
 from unbounded.likelihoods import Likelihood, Tokens
 from unbounded.predictive import evaluating, without_gradients
 
 if TYPE_CHECKING:
     from unbounded.model import UDN
+
+
+_SPOKEN = 0.25
+"""Of q's mass, that must have spoken before `within` lets a token leave."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     sure: float | EarlyExit | None = None,
+    within: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Generated:
     """Continue sequences by `length` tokens, with a cache of keys and values for each layer.
@@ -57,6 +67,11 @@ def generate(
     state waits, and is run through them, together with others that wait, when a later token comes
     so far. So what is written depends on `sure` only through the exits themselves.
 
+    That bound is for the worst. With `within`, a token leaves as soon as deeper depths, if they
+    differ from the mixture so far as much as the latest one does, change it by at most that much in
+    total variation: (1 − Q_ℓ)·TV(p(·; Ω_ℓ), S_ℓ/Q_ℓ) ≤ within, Q_ℓ = Σ_{k≤ℓ} q(k), once a
+    quarter of q's mass has spoken. This is an estimate, and leaves earlier.
+
     Args:
         model: with causal `TransformerLayers` and `Tokens`; or the same frozen.
         prompt: tokens to begin with, `(batch, time)`, at least one.
@@ -66,6 +81,7 @@ def generate(
         sure: probability from which on deeper layers are left out; None: all are run. An
             `EarlyExit` may ask the depths so far alone: they are then sure earlier, and what the
             deeper ones would have said is not bounded.
+        within: total variation that deeper layers are left out for; None: as `sure` says.
         generator: of the draws; torch's default one by default.
 
     Raises:
@@ -79,11 +95,13 @@ def generate(
         if not 0 < sure <= 1:
             raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
         sure = EarlyExit(sure, bounded=True)
+    if within is not None and not 0 < within <= 1:
+        raise ValueError(f"within must be above 0 and at most 1, got {within}")
     if int(length) != length or length < 1:
         raise ValueError(f"length must be an integer of at least 1, got {length!r}")
     gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
     with evaluating(model), gradless:
-        writer = _Writer(model, prompt, int(length), sure)
+        writer = _Writer(model, prompt, int(length), sure, within)
         new, log_probs, depths = prompt.to(writer.device), [], []
         tokens = new
         for _ in range(int(length)):
@@ -99,7 +117,14 @@ def generate(
 class _Writer:
     """Layers with their caches, and the states that wait in front of them."""
 
-    def __init__(self, model: "UDN | Frozen", prompt: Tensor, length: int, exit: EarlyExit | None):
+    def __init__(
+        self,
+        model: "UDN | Frozen",
+        prompt: Tensor,
+        length: int,
+        exit: EarlyExit | None = None,
+        within: float | None = None,
+    ):
         layers: Layers = model.layers
         likelihood: Likelihood = model.likelihood
         if not isinstance(layers, TransformerLayers) or not layers.causal:
@@ -116,11 +141,12 @@ class _Writer:
                 f"{layers.max_length}"
             )
         self.layers, self.likelihood = layers, likelihood
-        self.exit = exit
         stack, log_q = _modules(model)
         self.hidden, self.first = stack.hidden, stack.first
-        self.heads = list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1)
+        self.heads = HeadsTogether(list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1))
         self.by_sequence = likelihood.mix == "sequence"
+        self.exit, self.within = (None, None) if self.by_sequence else (exit, within)
+        self.asked = self._asked(log_q)
         self.device = log_q.device
         # (depth, batch): by sequence each has a posterior of its own.
         self.log_q = log_q[:, None].repeat(1, prompt.shape[0])
@@ -128,50 +154,78 @@ class _Writer:
         self.waiting: list[Tensor | None] = [None] * len(self.hidden)
         self.read_so_far = 0
         self.depth = 0  # of the latest pass
-        self._last: list[Tensor] = []  # log-probabilities by depth in it
+        self._last = log_q  # log-probabilities by depth in it, (depth, batch, token)
+
+    def _asked(self, log_q: Tensor) -> list[bool]:
+        """After which layers a token may leave: elsewhere nobody need ask."""
+        found = [False] * len(self.hidden)
+        spoken = log_q.double().exp().cumsum(0).tolist()
+        for place, mass in enumerate(spoken[:-1]):
+            by_exit = self.exit is not None and (not self.exit.bounded or mass >= self.exit.level)
+            found[self.first - 1 + place] = by_exit or (self.within is not None and mass >= _SPOKEN)
+        return found
 
     def read(self, tokens: Tensor) -> Tensor:
         """Take new tokens `(batch, time)`; the log-mixture for the one after: `(batch, token)`."""
         start, self.read_so_far = self.read_so_far, self.read_so_far + tokens.shape[1]
+        recent = tokens.shape[1] if self.by_sequence else 1
         state: Tensor | None = None
+        states: list[Tensor] = []  # of depths whose heads are yet to be run
+        contexts: dict[int, SequenceContext] = {}  # by how many tokens a layer gets
         mixture = RunningMixture()
-        self._last = []
         for index, layer in enumerate(self.hidden):
             given: Any = tokens if index == 0 else self._with_waiting(index, state)
-            # How many tokens this layer gets; those before are in its cache.
+            # Those before the tokens that this layer gets are in its cache.
             count = tokens.shape[1] if index == 0 else given.shape[1]
-            at = start if index == 0 else self.read_so_far - count
-            context = self.layers.context_after(self._places(tokens, count), at, self.caches[index])
-            state = layer(given, context)
+            if count not in contexts:
+                at = start if index == 0 else self.read_so_far - count
+                contexts[count] = self.layers.context_after(self._places(tokens, count), at)
+            state = layer(given, contexts[count]._replace(cache=self.caches[index]))
             self.depth = index + 1
             if self.depth < self.first:
                 continue
-            place = self.depth - self.first
-            recent = state[:, -(tokens.shape[1] if self.by_sequence else 1) :]
-            scores = self.heads[place](recent).float().log_softmax(-1)
-            if self.by_sequence and tokens.shape[1] > 1:  # what the prompt says of this depth
-                seen = scores[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0].sum(1)
-                self.log_q[place] += seen
-            self._last.append(scores[:, -1])
-            mixture.add(self.log_q[place][:, None, None], scores[:, -1:])
-            if self._is_sure(mixture, index):
-                self._wait(index + 1, state)
-                break
+            assert state is not None
+            states.append(state[:, -recent:])
+            if self.asked[index]:
+                self._add(mixture, states, tokens)
+                states = []
+                if self._is_sure(mixture):
+                    self._wait(index + 1, state)
+                    break
+        if states:
+            self._add(mixture, states, tokens)
         return mixture.log_probs[:, 0].log_softmax(-1)
+
+    def _add(self, mixture: RunningMixture, states: list[Tensor], tokens: Tensor) -> None:
+        """The latest depths into the mixture, by their states `(batch, time, width)`."""
+        place = self.depth - self.first + 1 - len(states)
+        scores = self.heads(states, place).float().log_softmax(-1)
+        if scores.shape[2] > 1:  # what the prompt says of each depth
+            targets = tokens[None, :, 1:, None].expand(len(scores), -1, -1, 1)
+            self.log_q = self.log_q + scores[:, :, :-1].gather(-1, targets)[..., 0].sum(-1)
+        self._last = scores[:, :, -1]
+        log_q = self.log_q[place : place + len(states)]
+        mass = log_q.logsumexp(0)[:, None]
+        each = (log_q[..., None] + self._last).logsumexp(0) - mass
+        mixture.add(mass[..., None], each[:, None])
 
     def chose(self, tokens: Tensor) -> None:
         """By sequence: what the new tokens `(batch, 1)` say of the depth."""
         if self.by_sequence:
-            for place, scores in enumerate(self._last):
-                self.log_q[place] += scores.gather(1, tokens)[:, 0]
-            self.log_q = self.log_q.log_softmax(0)
+            said = self._last.gather(-1, tokens.expand(len(self._last), -1, -1))[..., 0]
+            self.log_q = (self.log_q + said).log_softmax(0)
 
-    def _is_sure(self, mixture: RunningMixture, index: int) -> bool:
-        if self.exit is None or index + 1 == len(self.hidden):
-            return False
-        if self.by_sequence:
-            return False  # all depths must say what the token tells of them
-        return bool(self.exit.is_sure(mixture, self.likelihood).all())
+    def _is_sure(self, mixture: RunningMixture) -> bool:
+        """Whether all sequences may leave out the deeper layers."""
+        leaves = torch.zeros((), dtype=torch.bool, device=self.device)
+        if self.exit is not None:
+            leaves = self.exit.is_sure(mixture, self.likelihood)
+        if self.within is not None:
+            assert mixture.log_mass is not None
+            latest, rest = self._last[-1].exp(), 1 - mixture.log_mass[:, 0, 0].exp()
+            apart = (latest - mixture.log_probs[:, 0].exp()).abs().sum(-1) / 2
+            leaves = leaves | (rest * apart <= self.within)
+        return bool(leaves.all())
 
     def _places(self, tokens: Tensor, count: int) -> Tensor:
         """Something of the shape `(batch, count)`, for a context: tokens are layer 1's alone."""

@@ -1,6 +1,7 @@
 """Transformer blocks over tokens, as deep as the data ask for."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded import trees
-from unbounded.layers.base import Layers
+from unbounded.layers.base import Layers, all_plain
 from unbounded.layers.dense import _size
 
 POSITIONS = ("rotary", "learnt", "none")
@@ -299,6 +300,44 @@ class TokenHead(nn.Module):
         """`(batch, time, width)` → `(batch, time, outputs)`."""
         found: Tensor = self.linear(self.norm(input))
         return found
+
+
+class HeadsTogether:
+    """Heads of many depths, of which some at a time are run as one product.
+
+    If they are heads of ours to which nothing was done; else one after the other. To be made anew
+    for each use: weights are copied.
+
+    Args:
+        heads: of each depth.
+    """
+
+    def __init__(self, heads: Sequence[nn.Module]):
+        self.heads = heads
+        self.scales: Tensor | None = None
+        own = [head for head in heads if isinstance(head, TokenHead)]
+        norms, linears = [head.norm for head in own], [head.linear for head in own]
+        plain = len(own) == len(heads) and all_plain(own, TokenHead)
+        plain = plain and all_plain(norms, Norm) and all_plain(linears, nn.Linear)
+        if plain and len({linear.weight.shape for linear in linears}) == 1:
+            self.scales = torch.stack([1 + norm.gamma for norm in norms])[:, None, None]
+            self.maps = torch.stack([linear.weight for linear in linears]).mT
+
+    def __call__(self, states: Sequence[Tensor], first: int = 0) -> Tensor:
+        """`(batch, time, width)` of consecutive depths → `(depth, batch, time, outputs)`.
+
+        Args:
+            states: of the depths.
+            first: place among the heads of that of the first state.
+        """
+        here = slice(first, first + len(states))
+        if self.scales is None:
+            heads = self.heads[here]
+            return torch.stack([head(h) for head, h in zip(heads, states, strict=True)])
+        each = torch.stack(list(states))
+        normed = F.rms_norm(each, each.shape[-1:], None, _EPS) * self.scales[here].to(each.dtype)
+        found = normed.flatten(1, 2) @ self.maps[here].to(each.dtype)
+        return found.unflatten(1, each.shape[1:3])
 
 
 def _linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:

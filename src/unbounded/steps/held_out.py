@@ -115,10 +115,10 @@ class HeldOutAscent(DepthRule):
             raise ValueError(f"narrowest must be at least 0.01, got {narrowest}")
         if not most >= 1:
             raise ValueError(f"most must be at least 1, got {most}")
-        self.most = float(most)
         self.memory, self.speed, self.narrowest = float(memory), float(speed), float(narrowest)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
-        self.reference = None if reference is None else _checked(reference)
+        self.most = float(most)
+        self.reference = None if reference is None else over.checked_reference(reference)
         self._rho: tuple[float, float]  # place and spread of ρ; `check` knows the layers' own
         self._state = over.zeros(1, _COUNT)  # single numbers, by the names above
         self.begin()
@@ -195,7 +195,7 @@ class HeldOutAscent(DepthRule):
                 "HeldOutAscent moves the place and the spread of a TruncatedNormal; "
                 f"{type(model.depth).__name__} has none"
             )
-        self._rho = self.reference or _checked(model.layers.reference)
+        self._rho = self.reference or over.checked_reference(model.layers.reference)
 
     @property
     def rests(self) -> Tensor:
@@ -267,7 +267,7 @@ class HeldOutAscent(DepthRule):
         fitted = over.added(self._sums[:, :depth] / steps[:, None])
         towards(self._train, torch.where(trained, fitted, self._train[:, :depth]), memory / 4)
         slow = over.mean(self._gains[:, :depth], weights).cumsum(1)
-        count = self._count(self._gains, weights)
+        count = over.total(self._gains, weights, self.most)
         drift = over.behind(self._fast[:, :depth].cumsum(1) - slow, q) * count
         under_q = (q[..., None] * scores).sum(1, keepdim=True)
         if guess is not None:  # at first everything is new
@@ -393,10 +393,6 @@ class HeldOutAscent(DepthRule):
         depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
         return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
 
-    def _count(self, rows: Tensor, weights: Tensor | None) -> Tensor:
-        """n, how many held-out rows evidence counts for, of `(members, depth, rows)`."""
-        return over.total(rows, weights).clamp(max=self.most)
-
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""
         depth = q.shape[1]
@@ -406,7 +402,7 @@ class HeldOutAscent(DepthRule):
         generalises = (state[:, _GENERALISES] > 0)[:, None]
         gain = torch.where(generalises, gain, self._train[of, 1:depth])
         doubt = torch.where(generalises, self.price, self.price * _TRAINING_DOUBT)
-        net = self._count(rows, weights)[:, None] * (gain - doubt * error)
+        net = over.total(rows, weights, self.most)[:, None] * (gain - doubt * error)
         # While little is learnt, little is asked for; on training rows each layer gains anyway.
         floor = (_SHARE * state[:, _LEARNT]).clamp(max=self.floor)[:, None]
         net = net - torch.where(generalises, floor, 0.0)
@@ -451,10 +447,3 @@ class HeldOutAscent(DepthRule):
             setattr(self, f"_{name}", value.clone().to(model.anchor.device))
         if told:
             self.rest()
-
-
-def _checked(reference: tuple[float, float]) -> tuple[float, float]:
-    place, spread = float(reference[0]), float(reference[1])
-    if not (math.isfinite(place) and 0 < spread < math.inf):
-        raise ValueError(f"reference must be a place and a spread, got {reference}")
-    return place, spread

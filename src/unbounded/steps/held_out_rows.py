@@ -1,5 +1,7 @@
 """Means over the held-out rows of one model or many, with their errors."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,11 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.float64)
 
 
-def total(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """n, the number of held-out rows, of `(members, depth, rows)`: `(members,)`."""
+def total(rows: Tensor, weights: Tensor | None, most: float) -> Tensor:
+    """n, the number of held-out rows, or `most`, of `(members, depth, rows)`: `(members,)`."""
     if weights is None:
-        return rows.new_full((len(rows),), rows.shape[2])
-    return weights.double().sum(1)
+        return rows.new_full((len(rows),), min(rows.shape[2], most))
+    return weights.double().sum(1).clamp(max=most)
 
 
 def added(scores: Tensor) -> Tensor:
@@ -99,3 +101,11 @@ def enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Te
     result = torch.zeros(shape, dtype=tensor.dtype, device=device)
     result[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(device)
     return result
+
+
+def checked_reference(reference: tuple[float, float]) -> tuple[float, float]:
+    """Place and spread of a ρ; a ValueError if they are none."""
+    place, spread = float(reference[0]), float(reference[1])
+    if not (math.isfinite(place) and 0 < spread < math.inf):
+        raise ValueError(f"reference must be a place and a spread, got {reference}")
+    return place, spread

@@ -4,7 +4,7 @@ k-hop induction, whose needed depth is known; word problems of three groups over
 characters of a text that you give (--data FILE, or UNBOUNDED_DATA). On each, networks of fixed
 depths say what every depth is worth, by the same recipe, and what a search over them would cost.
 
-Writes NAME.json of each network, and all of it as table.md, depths.svg and text.svg.
+Writes NAME.json of each network, and all of it as table.md and figures.
 """
 
 import argparse

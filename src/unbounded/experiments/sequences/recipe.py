@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,31 +192,36 @@ def problems(settings: Settings) -> list[Problem]:
 
 
 def plan(settings: Settings) -> list[Run]:
-    """All networks, seed by seed, what matters most first: time may end early.
+    """All networks, what matters most first: time may end early.
 
-    UDNs are there before networks of fixed depths, and what needs the most depth comes last. Of
-    text fixed depths are trained on the whole of it alone.
+    Of text fixed depths are trained on the whole of it alone.
     """
-    order = ("text", "hops", "words")
-    each = sorted(
-        problems(settings),
-        key=lambda p: (p.task == "hops" and p.number > 8, order.index(p.task), -p.number),
-    )
     whole, found = max(settings.text_shares), list[Run]()
-    searched = [p for p in each if p.task != "text" or p.number == whole]
     for seed in settings.seeds:
-        found += [Run(problem, None, seed) for problem in each]
-        for problem in searched:
+        for problem in problems(settings):
             is_text = problem.task == "text"
+            found.append(Run(problem, None, seed))
+            if is_text and problem.number < whole:
+                continue
             depths = settings.text_depths if is_text else settings.depths
             found += [Run(problem, depth, seed) for depth in depths]
-        for problem in searched:
-            if problem.task == "text":
-                found += [
-                    Run(problem, depth, seed, equal_width(depth, settings))
-                    for depth in settings.equal
-                ]
-    return found
+            if is_text:
+                widths = {depth: equal_width(depth, settings) for depth in settings.equal}
+                found += [Run(problem, depth, seed, width) for depth, width in widths.items()]
+    return sorted(found, key=partial(_rank, first=settings.seeds[0]))
+
+
+def _rank(run: Run, first: int) -> tuple[int, ...]:
+    """UDNs, then fixed depths, of the first seed; then the text again, where seeds differ most."""
+    problem, is_first = run.problem, run.seed == first
+    task = ("text", "hops", "words").index(problem.task)
+    stage = 4
+    if is_first:
+        stage = {"udn": 0, "fixed": 3 if problem.task == "words" else 1, "equal": 3}[run.model]
+    elif problem.task == "text" and run.model != "equal":
+        stage = 2
+    # What needs more depth than there is comes last.
+    return (stage, problem.task == "hops" and problem.number > 8, task)
 
 
 def equal_width(depth: int, settings: Settings) -> int:

@@ -1,26 +1,31 @@
 """Table and figures of a sequence study: `python -m unbounded.experiments.sequences.table FOLDER`.
 
-Reads NAME.json of each network in FOLDER, and writes `table.md`, `depths.svg` and `text.svg`.
+Reads NAME.json of each network in FOLDER, and benchmark.json, if `python -m benchmarks.sequences`
+wrote one there; writes `table.md`, `hops.svg`, `words.svg`, `text.svg` and `data.svg`.
 """
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unbounded.experiments import records
-from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
+from unbounded.experiments.pages import SUBSCRIPTS, markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.sequences import figures
+from unbounded.experiments.sequences.verdicts import (
+    Judged,
+    by_depth,
+    judged,
+    problems,
+    score,
+    verdicts,
+)
 
 Row = dict[str, Any]
-HEAD = (
-    *("problem", "depth that is enough", "best fixed depth", "its score", "smallest as good"),
-    *("UDN", "E[ℓ]", "mode", "seconds of the UDN", "of a search", "ratio"),
-)
-AS_GOOD = 0.01
-"""Depths within this of the best, in error or as a share of its bits, are as good."""
+BENCHMARK = "benchmark.json"
+_ANSWERS = {True: "yes", False: "**no**", None: "–"}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -36,69 +41,139 @@ def write(folder: Path) -> str:
     loud = ""
     if any(one != settings[0] for one in settings):
         loud = "These networks are of several runs with different settings."
+    timed = folder / BENCHMARK
+    benchmark = records.read_json(timed) if timed.exists() else None
+    panels = {"hops.svg": "hops", "words.svg": "words"}
     drawings: dict[str, Any] = {
-        "depths.svg": (partial(figures.depths, rows=rows), figures.size(rows)),
-        "text.svg": (partial(figures.text, rows=rows), figures.SIZE),
+        name: (partial(figures.depths, rows=rows, task=task), figures.size(rows, task))
+        for name, task in panels.items()
     }
-    return publish(folder, as_markdown(rows, documents[0]), drawings, loud)
+    drawings["text.svg"] = (partial(figures.text, rows=rows), figures.SIZE)
+    drawings["data.svg"] = (partial(figures.data, rows=rows), figures.SIZE)
+    return publish(folder, as_markdown(rows, documents[0], benchmark), drawings, loud)
 
 
-def as_markdown(rows: Sequence[Row], document: dict[str, Any]) -> str:
-    """The page."""
-    cells = [line for name in figures.problems(rows) if (line := _cells(rows, name)) is not None]
+def as_markdown(rows: Sequence[Row], document: dict[str, Any], benchmark: Row | None = None) -> str:
+    """The page: verdicts, then a table of each task."""
     settings, versions = document["configuration"], document["versions"]
-    text = (
-        f"Width {settings['width']}, {settings['heads']} heads of attention, "
-        f"{settings['steps']} batches of {settings['rows']} fresh sequences "
-        f"({settings['text_steps']} on text), seeds {', '.join(map(str, settings['seeds']))}; "
-        f"on {versions['device']}, torch {versions['torch']}.\n\n"
-        "Scores are errors a token on fresh sequences, of text bits a character on its last part. "
-        "A search trains every fixed depth once. The smallest as good is the least depth whose "
-        f"score is within {AS_GOOD:g} of the best (of bits, within {AS_GOOD:.0%}).\n\n"
+    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    parts = [
+        f"On {versions['device']}, torch {versions['torch']}; width {settings['width']}, "
+        f"{settings['heads']} heads of attention; seeds {seeds}. Seconds are of networks that "
+        "train several at a time.\n\n",
+        markdown_table(
+            ("goal", "found", "reached"),
+            [(goal, found, _ANSWERS[holds]) for goal, found, holds in verdicts(rows, benchmark)],
+        ),
+    ]
+    each = [judged(rows, name) for name in problems(rows)]
+    made = [one for one in each if one.rows[0]["task"] != "text"]
+    text = [one for one in each if one.rows[0]["task"] == "text"]
+    if made:
+        parts += [f"\n{_about_made(settings)}\n\n", _made(made)]
+    if text:
+        parts += [f"\n{_about_text(settings)}\n\n", _text(text), _equal(text[-1]), _shares(text)]
+    return "".join(parts)
+
+
+def _about_made(settings: Row) -> str:
+    mixed = " Induction is learnt from sequences that ask for 1, 2, 4, … or k hops, and"
+    mixed = mixed if settings.get("mixed") else " Induction is"
+    return (
+        f"Errors a token on {settings['test_rows']} fresh sequences.{mixed} judged by k alone: "
+        f"{settings['steps']} batches of {settings['rows']} sequences of {settings['hop_length']} "
+        f"letters (words: {settings['word_steps']} of {settings['word_rows']})."
     )
-    return text + markdown_table(HEAD, cells)
 
 
-def _cells(rows: Sequence[Row], name: str) -> list[str] | None:
-    """The line of one problem; None without a UDN."""
-    mine = [row for row in rows if row["name"] == name]
-    udn = [row for row in mine if row["model"] == "udn"]
-    fixed = figures.by_depth(mine)
-    if not udn:
-        return None
-    needed = mine[0].get("needed")
-    scores, depths = [score(row) for row in udn], [row["depth_mean"] for row in udn]
-    modes = sorted({row["depth_mode"] for row in udn})
-    seconds = statistics.fmean(row["seconds"] for row in udn)
-    cells = [mine[0]["about"], "–" if needed is None else str(needed)]
-    if fixed:
-        means = {depth: statistics.fmean(map(score, of)) for depth, of in fixed.items()}
-        best = min(means, key=means.__getitem__)
-        slack = AS_GOOD * (means[best] if mine[0]["task"] == "text" else 1)
-        least = min(depth for depth, mean in means.items() if mean <= means[best] + slack)
-        search = sum(statistics.fmean(row["seconds"] for row in of) for of in fixed.values())
-        cells += [str(best), f"{means[best]:.4f}", str(least)]
-        costs = [f"{search:.0f}", f"{seconds / search:.2f}" if search else "–"]
-    else:
-        cells, costs = [*cells, "–", "–", "–"], ["–", "–"]
+def _about_text(settings: Row) -> str:
+    return (
+        f"Bits a character on the last part of the text; {settings['text_steps']} batches of "
+        f"{settings['text_rows']} windows of {settings['text_length']} characters."
+    )
+
+
+def _made(each: Sequence[Judged]) -> str:
+    """A line for each task that is made: errors by depth, then the UDN."""
+    depths = sorted({depth for one in each for depth in one.fixed})
+    head = ["task", "published", *(f"Ω{_low(depth)}" for depth in depths)]
+    lines = []
+    for one in each:
+        first = one.rows[0]
+        known = first.get("published")
+        cells = [first["about"], "–" if known is None else str(known)]
+        cells += [f"{one.fixed[d]:.4f}" if d in one.fixed else "–" for d in depths]
+        lines.append([*cells, *_udn(one)])
+    return markdown_table([*head, *_HEAD], lines)
+
+
+_HEAD = ("UDN", "E[ℓ]", "mode", "its seconds ÷ those of a search")
+
+
+def _udn(one: Judged) -> list[str]:
+    if not one.udn:
+        return ["–"] * len(_HEAD)
+    means = [row["depth_mean"] for row in one.udn]
     return [
-        *cells,
-        plus_minus(statistics.fmean(scores), _error(scores), 4),
-        plus_minus(statistics.fmean(depths), _error(depths), 2),
-        ", ".join(map(str, modes)),
-        f"{seconds:.0f}",
-        *costs,
+        _mean(map(score, one.udn), 4),
+        _mean(means, 2),
+        ", ".join(map(str, sorted(set(one.modes)))),
+        f"{one.cost:.2f}" if one.seconds else "–",
     ]
 
 
-def score(row: Row) -> float:
-    """Bits of text, errors of the rest: less is better."""
-    found: float = row["bits"] if row["task"] == "text" else row["error"]
-    return found
+def _text(each: Sequence[Judged]) -> str:
+    """The text by share, at the usual width."""
+    depths = sorted({depth for one in each for depth in one.fixed})
+    head = ["characters", *(f"Ω{_low(depth)}" for depth in depths), *_HEAD]
+    lines = []
+    for one in each:
+        cells = [f"{one.rows[0]['num_data']:,}"]
+        cells += [f"{one.fixed[d]:.4f}" if d in one.fixed else "–" for d in depths]
+        lines.append([*cells, *_udn(one)])
+    return markdown_table(head, lines)
 
 
-def _error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+def _equal(one: Judged) -> str:
+    """Networks of several depths with as many parameters."""
+    equal = by_depth(one.rows, "equal")
+    if not equal:
+        return ""
+    lines = [
+        [
+            f"{depth} blocks of width {of[0]['width']}",
+            f"{of[0]['parameters']:,}",
+            _mean(map(score, of), 4),
+        ]
+        for depth, of in equal.items()
+    ]
+    for row in one.udn[:1]:
+        usual = f"UDN of width {row['width']}, E[ℓ] {row['depth_mean']:.2f}"
+        lines.append([usual, f"{row['parameters']:,}", _mean(map(score, one.udn), 4)])
+    return "\nAt about equal parameters:\n\n" + markdown_table(
+        ("network", "parameters", "bits"), lines
+    )
+
+
+def _shares(each: Sequence[Judged]) -> str:
+    """E[ℓ] against the size of the data, in words."""
+    found = [
+        f"{statistics.fmean(row['depth_mean'] for row in one.udn):.2f} of "
+        f"{one.rows[0]['num_data']:,}"
+        for one in each
+        if one.udn
+    ]
+    return f"\nE[ℓ] by characters of training text: {', '.join(found)}.\n" if found else ""
+
+
+def _mean(values: Iterable[float], digits: int) -> str:
+    found = list(values)
+    error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
+    return plus_minus(statistics.fmean(found), error, digits)
+
+
+def _low(depth: int) -> str:
+    return str(depth).translate(SUBSCRIPTS)
 
 
 main = partial(rewrite, write, __doc__, "folder with NAME.json of each network")
