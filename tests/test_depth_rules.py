@@ -389,3 +389,32 @@ def test_sharpen_says_what_it_needs():
         ub.fit(classifier(ub.TruncatedConwayMaxwell(1.0)), x, y, depth_rule=Restless(), **late)
     with pytest.raises(ValueError, match="positive finite number, got 0"):
         ub.TruncatedConwayMaxwell(1.0).sharpen(0)
+
+
+class Slopes(DepthRule):
+    """One that moves λ by the gradient of 𝓛 itself."""
+
+    def reserve(self, model, depth):
+        return False
+
+    @torch.no_grad()
+    def update(self, gradient):
+        rate = gradient.model.depth.raw_rate
+        rate -= 5.0 * rate.grad
+
+
+def test_who_moves_by_the_slope_in_the_depth_gets_it_and_nobody_else_pays_for_it():
+    x, y = classes(64)
+    model = model_at(2.0, prior=6.0)
+    gradient_of(model, x, y, depth_rule=Slopes())
+    assert float(model.depth.raw_rate.grad) != 0
+    uphill, before = -float(model.depth.raw_rate.grad), float(model.depth.raw_rate.detach())
+    optimizer = ub.make_optimizer(model)
+    ub.step(model, optimizer, x, y, num_data=len(x), depth_rule=Slopes())
+    assert float(model.depth.raw_rate.detach()) - before == pytest.approx(5 * uphill, rel=1e-4)
+    model, plain = model_at(2.0), model_at(2.0)
+    gradient_of(model, x, y, depth_rule=RateAscent())
+    gradient_of(plain, x, y)
+    assert model.depth.raw_rate.grad is None
+    for one, other in zip(model.network.parameters(), plain.network.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)

@@ -1,5 +1,7 @@
 """What every engine promises: the same results, no stale graph, nothing silently left out."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -7,7 +9,9 @@ import torch
 from torch import nn
 
 import unbounded as ub
+from unbounded import growth
 from unbounded.engines import Eager, Graphs, Stacked
+from unbounded.engines.averages import MovingAverage
 from unbounded.training import Callback, RateAscent
 
 X = torch.randn(48, 2, generator=torch.Generator().manual_seed(0))
@@ -37,6 +41,23 @@ def test_averages_follow_births_in_every_engine():
         found.append(models[1])
     assert_same(found[0], found[1])
     assert_same(found[0], found[2])
+
+
+def test_averages_let_go_of_layers_that_are_dropped():
+    model = udn(depth=ub.TruncatedPoisson(4.0))
+    average = MovingAverage(model, 0.9)
+    average.notice()
+    gone = weakref.ref(model.network.hidden["5"].weight)
+    before = model.network.hidden["1"].weight.detach().clone()
+    average.values["network.hidden.1.weight"].zero_()
+    with average.applied():
+        assert not model.network.hidden["1"].weight.any()
+    assert torch.equal(model.network.hidden["1"].weight, before)
+    growth.resize(model, 3)
+    average.notice()
+    assert average.values.keys() == dict(model.named_parameters()).keys()
+    gc.collect()
+    assert gone() is None
 
 
 def test_models_can_be_differentiated_as_any_module():

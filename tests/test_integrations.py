@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import os
 import re
 import shutil
@@ -152,18 +153,42 @@ def test_log_to_any_object():
         integrations.LogTo(run, every=0)
 
 
+def rows_in(path):
+    """What a run of Weights & Biases has written: records in blocks of 32 KiB, each with a checksum
+    (4 bytes), its length (2) and whether it is whole, a first, a middle or a last piece (1)."""
+    from wandb.proto import wandb_internal_pb2 as proto
+
+    data, block, at, piece, rows = path.read_bytes(), 32 * 1024, 7, b"", []
+    while at + 7 <= len(data):
+        if block - at % block < 7:  # no header fits into the rest of the block
+            at += block - at % block
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        piece += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            items = proto.Record.FromString(piece).history.item
+            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+            piece = b""
+    return [row for row in rows if row]
+
+
 def test_weights_and_biases(tmp_path, monkeypatch):
+    """Offline, as without a network: a process of its own writes the run to a file."""
     wandb = extra("wandb")
     for name, value in {"WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
-    run = wandb.init(mode="disabled", project="unbounded")
-    seen, usual = [], run.log
-    monkeypatch.setattr(run, "log", lambda data, step: seen.append(step) or usual(data, step=step))
-    log = integrations.LogTo(run, every=1)
-    ub.fit(model(), *classes(32), epochs=2, callbacks=[log], **QUICK)
-    run.finish()
-    assert seen == sorted(seen)
-    assert set(seen) == {1, 2, 3, 4}
+    with wandb.init(mode="offline", project="unbounded") as run:
+        log = integrations.LogTo(run, every=1)
+        found = ub.fit(model(), *classes(32), epochs=2, callbacks=[log], **QUICK)
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    rows = rows_in(written)
+    assert [row["_step"] for row in rows] == [1, 2, 3, 4]  # all that was logged of a step is one
+    assert all("steps/elbo" in row for row in rows)
+    assert [row["elbo"] for row in rows[1::2]] == pytest.approx(found.history["elbo"])
+    births = {birth["step"]: birth["depth"] for birth in found.history.births}
+    assert births
+    assert {row["_step"]: row["births"] for row in rows if "births" in row} == births
 
 
 def track(monkeypatch, folder):
@@ -511,8 +536,17 @@ def test_a_model_that_is_compiled_to_the_end():
     check_compiled("inductor", ub.ResidualDense)
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "integrations.md").read_text(encoding="utf-8")
-FIRST, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks_of(page):
+    """(what all examples of a page go on from, one of them) pairs."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    first, *blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    return [(first, block) for block in blocks]
+
+
+BLOCKS = blocks_of("integrations.md") + blocks_of("api/integrations.md")
 
 
 def packages_of(block):
@@ -521,18 +555,19 @@ def packages_of(block):
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_page_runs(number, tmp_path, monkeypatch):
-    for name in packages_of(BLOCKS[number]):
+def test_the_pages_run(number, tmp_path, monkeypatch):
+    for name in packages_of(BLOCKS[number][1]):
         extra(name)
     monkeypatch.chdir(tmp_path)
     track(monkeypatch, tmp_path)
     monkeypatch.setenv("WANDB_SILENT", "true")
     namespace = {}
-    for block in (FIRST, BLOCKS[number]):
-        exec(compile(block, f"docs/integrations.md, block {number + 2}", "exec"), namespace)
+    for block in BLOCKS[number]:
+        exec(compile(block, f"docs, example {number}", "exec"), namespace)
 
 
 def test_every_extra_has_an_example():
-    named = {name for block in BLOCKS for name in packages_of(block)}
+    named = {name for _, block in BLOCKS for name in packages_of(block)}
     assert named == {"accelerate", "lightning", "mlflow", "optuna", "rich", "tensorboard", "wandb"}

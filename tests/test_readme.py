@@ -140,7 +140,7 @@ INSTEAD = {
     },
 }
 # Pages whose own tests run them, with the packages and surroundings that they need.
-APART = ("docs/integrations.md",)
+APART = ("docs/integrations.md", "docs/api/integrations.md")
 # Packages that the development set does not bring: blocks that import them are compiled alone.
 FOREIGN = ("dask", "ray", "pyspark", "wandb")
 
@@ -325,7 +325,7 @@ PUBLIC = listed("""
 unbounded unbounded.depth unbounded.layers unbounded.likelihoods unbounded.priors unbounded.elbo
 unbounded.training unbounded.engines unbounded.estimators unbounded.tables unbounded.exporting
 unbounded.data unbounded.data.images unbounded.metrics unbounded.parallel unbounded.testing
-unbounded.baselines
+unbounded.baselines unbounded.integrations unbounded.play
 """)
 
 

@@ -41,11 +41,7 @@ class MovingAverage:
     def update(self) -> None:
         """After a step: the parameters that it moved."""
         groups: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
-        # Not `named_parameters`: it takes seven times as long, as long as a small layer.
-        present = {id(parameter): parameter for parameter in parameters_of(self.model)}
-        if not present.keys() <= self._known.keys():
-            self._meet()
-        for identity, parameter in present.items():
+        for identity, parameter in self._present().items():
             name, _ = self._known[identity]
             if parameter.grad is None and not name.startswith("depth."):
                 continue
@@ -63,34 +59,42 @@ class MovingAverage:
     @torch.no_grad()
     def notice(self) -> None:
         """Before a step: parameters that are new begin as they are, those that are gone go."""
-        named = self._meet()
+        named = {self._known[i][0]: p for i, p in self._present().items()}
+        if named.keys() == self.values.keys():
+            return
         for name, parameter in named.items():
             if name not in self.values:
                 self.values[name], self.steps[name] = parameter.detach().clone(), 0
         for name in self.values.keys() - named.keys():
             del self.values[name], self.steps[name]
 
-    def _meet(self) -> dict[str, nn.Parameter]:
-        """All parameters by their names, which are remembered."""
-        named = dict(self.model.named_parameters())
-        self._known = {id(parameter): (name, parameter) for name, parameter in named.items()}
-        return named
+    def _present(self) -> dict[int, nn.Parameter]:
+        """All parameters by their identity, whose names are in `_known`."""
+        # Not `named_parameters`: it takes seven times as long, as long as a small layer.
+        present = {id(parameter): parameter for parameter in parameters_of(self.model)}
+        if present.keys() != self._known.keys():
+            named = self.model.named_parameters()
+            self._known = {id(parameter): (name, parameter) for name, parameter in named}
+        return present
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The averages in the model's place, in the same memory, for as long as this lasts."""
         self.notice()
-        named: dict[str, nn.Parameter] = dict(self.model.named_parameters())
-        with torch.no_grad():
-            kept = {name: parameter.detach().clone() for name, parameter in named.items()}
-            for name, parameter in named.items():
-                parameter.copy_(self.values[name])
+        present = self._present()
+        values = [local(parameter.detach()) for parameter in present.values()]
+        averages = [local(self.values[self._known[identity][0]]) for identity in present]
+        kept = [value.clone() for value in values]
+        _copy(averages, values)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, parameter in named.items():
-                    parameter.copy_(kept[name])
+            _copy(kept, values)
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 @torch.no_grad()

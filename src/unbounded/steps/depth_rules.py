@@ -26,6 +26,8 @@ class DepthRule(ABC):
     """Whether it looks at the validation set: see `look` and `settle`."""
     takes_many: ClassVar[bool] = False
     """Whether its tensors can have an axis of models that train as one computation."""
+    takes_slopes: ClassVar[bool] = True
+    """Whether `update` looks at the gradient of 𝓛 in λ, which costs a pass through q(ℓ; λ)."""
     slack: float = 1.0
     """Standard errors by which an epoch with another depth may score lower than the best one, and
     still take its place."""
@@ -124,6 +126,8 @@ class RateAscent(DepthRule):
         reach: how far from λ members are looked at, in log λ.
         candidates: how many of them, odd.
     """
+
+    takes_slopes = False
 
     def __init__(
         self,

@@ -92,6 +92,7 @@ class HeldOutAscent(DepthRule):
 
     needs_held_out = True
     takes_many = True
+    takes_slopes = False
 
     def __init__(
         self,

@@ -112,10 +112,11 @@ class Gradient:
         model = self.model
         if self._exchange is not None and not self.apart:
             self.processes.has_rows = bool(share > 0)
-        if self.support is None:
-            posterior = model.posterior()
-        else:
-            posterior = model.posterior_over(*self.support)
+        with torch.set_grad_enabled(self._moves_depth):
+            if self.support is None:
+                posterior = model.posterior()
+            else:
+                posterior = model.posterior_over(*self.support)
         support = (posterior.first, posterior.last)
         if self.options.autocast is None:
             outputs = self.call(x, support)
@@ -150,6 +151,12 @@ class Gradient:
         self._found = found
         self._note(posterior, found.terms, log_lik.detach(), weights, total, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
+
+    @property
+    def _moves_depth(self) -> bool:
+        """Whether anybody asks for the gradient in λ; other processes wait for one."""
+        rule = self.options.depth_rule
+        return rule is None or rule.takes_slopes or self._exchange is not None
 
     def share(self) -> None:
         """Gradients and terms of the whole batch, whose other rows are with other processes.

@@ -61,7 +61,7 @@ def markdown(results: Results) -> str:
     parts += ["### Coverage (and mean width) of central intervals\n", _coverage(results)]
     parts += ["### E[ℓ] of the UDN\n", _depths(results)]
     if not gap:
-        parts += ["### What was to be reached\n", _verdicts(results)]
+        parts += ["### What holds\n", _verdicts(results)]
     parts += ["### Time\n", _times(results)]
     return "\n".join(parts)
 
