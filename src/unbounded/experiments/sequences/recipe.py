@@ -51,8 +51,8 @@ class Settings:
         looks: epochs that they are divided into: how often a UDN may move its depth.
         lr: the highest learning rate, from which it falls along half a cosine.
         average: decay a step of the moving average of all parameters.
-        most: tokens of a look that the depth rule counts, at most. The seven nats that a layer
-            must gain are 7/most nats a token.
+        most: tokens of a look that the depth rule counts, at most. The ten nats that a layer
+            must gain are 10/most nats a token.
         text_most: the same for held-out characters of a text, where small gains count.
         test_rows: fresh sequences that the result is measured on; of text so many windows at
             most, and as many to follow the training by.
