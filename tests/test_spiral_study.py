@@ -135,6 +135,7 @@ def test_a_run_of_the_study_is_what_fit_does_with_one_model(tmp_path):
     assert row["best_epoch"] == [result.best_epoch]
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_interrupting_and_resuming_gives_the_same_numbers(tmp_path, monkeypatch):
     words = ["--models", "udn", "omega2"]
     expected = run(tmp_path / "whole", *words)["runs"]
