@@ -26,8 +26,8 @@ from unbounded.baselines import (
 )
 from unbounded.baselines.equilibrium import FixedPoint, Multiscale
 from unbounded.baselines.ode import ODE, Autonomous, TimedSlope, runge_kutta
-from unbounded.baselines.resnet import he_
 from unbounded.engines import Eager, Stacked
+from unbounded.layers.convolutional import he_
 from unbounded.layers.draws import drawing_from
 from unbounded.training import Augment, ImageData
 

@@ -18,9 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unbounded.baselines.ode import group_norm
-from unbounded.baselines.resnet import he_
 from unbounded.baselines.whole import Whole, extra
-from unbounded.layers.convolutional import Norm, Pointwise, pooled
+from unbounded.layers.convolutional import Norm, Pointwise, he_, pooled
 
 GRADIENTS = ("phantom", "implicit")
 

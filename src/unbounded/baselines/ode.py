@@ -11,10 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from unbounded.baselines.resnet import he_
 from unbounded.baselines.whole import Whole, extra
 from unbounded.layers import init as inits
-from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem
+from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem, he_
 
 MOST_STEPS = 1000
 """Of a solver that adapts: one that takes more has lost its way."""

@@ -3,7 +3,7 @@
 from torch import nn
 
 from unbounded.baselines.whole import Whole
-from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem
+from unbounded.layers.convolutional import BasicBlock, LayerShape, Stem, he_
 
 
 class ResNet18(Whole):
@@ -47,10 +47,3 @@ class ResNet18(Whole):
         network = nn.Sequential(*layers)
         he_(network)
         return network
-
-
-def he_(network: nn.Module) -> None:
-    """First weights of all convolutions by He, as those of the UDN."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -141,9 +141,7 @@ class ResidualConv(Layers):
         else:
             layer = BLOCKS[self.block](shape)
         if self.init != "default":
-            for module in layer.modules():
-                if isinstance(module, nn.Conv2d):
-                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            he_(layer)
         if self.init == "identity" and isinstance(layer, Block):
             nn.init.zeros_(layer.last_norm.weight)
         return layer
@@ -357,6 +355,13 @@ class BasicBlock(Block):
 
 
 BLOCKS: dict[str, type[Block]] = {"bottleneck": Bottleneck, "basic": BasicBlock}
+
+
+def he_(network: nn.Module) -> None:
+    """First weights of all convolutions by He."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:

@@ -148,7 +148,7 @@ class InputNoise(Noise):
         return {"floor": self.floor}
 
 
-class ScaledInputNoise(Noise):
+class ScaledInputNoise(InputNoise):
     """σ(x) = floor + s·softplus(ρ(x)): heads give mean and ρ; s is one learnt number per target.
 
     s makes the level of the noise a single number, that training finds soon and that can be
@@ -159,13 +159,9 @@ class ScaledInputNoise(Noise):
         num_targets: targets, each with its own s.
     """
 
-    outputs_per_target = 2
-
     def __init__(self, floor: float = 1e-3, num_targets: int = 1):
-        super().__init__()
-        self.floor, self.num_targets = float(floor), int(num_targets)
-        if not (self.floor >= 0 and math.isfinite(self.floor)):
-            raise ValueError(f"floor must be a finite number of at least 0, got {floor}")
+        super().__init__(floor)
+        self.num_targets = int(num_targets)
         self.log_scale = nn.Parameter(torch.zeros(self.num_targets))
 
     def split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,7 +171,7 @@ class ScaledInputNoise(Noise):
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this noise; s itself travels as a parameter."""
-        return {"floor": self.floor, "num_targets": self.num_targets}
+        return {**super().config(), "num_targets": self.num_targets}
 
 
 NOISES: dict[str, type[Noise]] = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from unbounded.engines import Stacked
 from unbounded.experiments import records
@@ -27,7 +28,7 @@ from unbounded.experiments.depth.recipe import (
     networks_of,
     runs_of,
 )
-from unbounded.likelihoods import Likelihood
+from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.predictive import predict, predict_ensemble
 from unbounded.printing import show
@@ -139,8 +140,6 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
     likelihood, best = model.likelihood, result.best_row
     unit, shift = _units(likelihood, parts)
     x, y = parts.test
-    prediction = predict(model, x)
-    test = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
     history = result.history.rows
     row: Row = {
         **dataclasses.asdict(run),
@@ -148,8 +147,7 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
         "stopped": result.stopped,
         "val_score": _number(unit * best.get(f"val_{likelihood.score_name}", math.nan)),
         "val_log_score": _number(best.get("val_log_score", math.nan) - shift),
-        "test_score": _number(unit * test),
-        "test_log_score": _number(float(prediction.log_prob(y).double().mean()) - shift),
+        **_scored("test", predict(model, x), y, parts),
         "depth_mean": round(model.depth.mean(), 4),
         "layer_rows": layer_rows(history, len(parts.train[1])),
     }
@@ -171,15 +169,9 @@ def together(models: Sequence[UDN], rows: Sequence[Row], parts: Parts) -> Row:
     Scores are those of the mean of the members' predictives, depths those of the mean of their
     q(ℓ), and the cost is that of all.
     """
-    likelihood = models[0].likelihood
-    unit, shift = _units(likelihood, parts)
     found: Row = {key: rows[0][key] for key in (f.name for f in dataclasses.fields(Run))}
     for name, (x, y) in (("val", parts.validation), ("test", parts.test)):
-        prediction = predict_ensemble(models, x)
-        value = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
-        found[f"{name}_score"] = _number(unit * value)
-        logs = float(prediction.log_prob(y).double().mean())
-        found[f"{name}_log_score"] = _number(logs - shift)
+        found |= _scored(name, predict_ensemble(models, x), y, parts)
     columns = itertools.zip_longest(*(row["depth_probs"] for row in rows), fillvalue=0.0)
     probs = [round(math.fsum(column) / len(rows), 4) for column in columns]
     found["depth_mean"] = round(math.fsum(row["depth_mean"] for row in rows) / len(rows), 4)
@@ -188,6 +180,18 @@ def together(models: Sequence[UDN], rows: Sequence[Row], parts: Parts) -> Row:
     found["layer_rows"] = sum(row["layer_rows"] for row in rows)
     found["each"] = [row["test_score"] for row in rows]
     return found
+
+
+def _scored(name: str, prediction: Prediction, y: Tensor, parts: Parts) -> Row:
+    """Score and log score of a prediction, in the target's units."""
+    likelihood = prediction.likelihood
+    unit, shift = _units(likelihood, parts)
+    value = likelihood.finish_score(float(likelihood.score(prediction, y).double().mean()))
+    log_score = float(prediction.log_prob(y).double().mean())
+    return {
+        f"{name}_score": _number(unit * value),
+        f"{name}_log_score": _number(log_score - shift),
+    }
 
 
 def _units(likelihood: Likelihood, parts: Parts) -> tuple[float, float]:
