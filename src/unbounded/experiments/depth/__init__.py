@@ -4,8 +4,8 @@ Spirals of growing rotation speed, iterated tent maps (whose needed depth is kno
 and those that come with scikit-learn. On each problem networks of the fixed depths 1 … 16 say what
 every depth is worth, by the same recipe. Beside them stand the depth that validation chooses among
 them, as people search for one, and DUN. The UDN starts from several depths, and trains once four
-times as long; once three of them are averaged. Verdicts: regret, cost, parsimony, and whether start
-or length of training matter.
+times as long; once two of them that train twice as long are averaged. Verdicts: regret, cost,
+parsimony, and whether start or length of training matter.
 
 Writes NAME.json and NAME.svg of each problem, and all of it as table.md and page.html.
 """

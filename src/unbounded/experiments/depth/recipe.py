@@ -45,6 +45,7 @@ class Settings:
         long: how many times longer the longer training is; 1 for none.
         members: how many UDNs from different first weights are averaged, beside the single one; 1
             for no such ensemble.
+        members_long: how many times longer each of them trains.
         spiral_lr: the learning rate on spirals.
         tent_lr: on tents, whose networks are narrow.
         table_lr: the first one on tables, which have fewer rows and more noise; it falls to a
@@ -65,7 +66,8 @@ class Settings:
     depths: tuple[int, ...] = tuple(range(1, 17))
     starts: tuple[float, ...] = (1.0, 4.0, 16.0)
     long: int = 4
-    members: int = 3
+    members: int = 2
+    members_long: int = 2
     spiral_lr: float = 0.005
     tent_lr: float = 0.0025
     table_lr: float = 0.001
@@ -90,7 +92,7 @@ QUICK = Settings(
     depths=(1, 2, 4, 8),
     starts=(1.0, 4.0),
     long=2,
-    members=2,
+    members_long=1,
     made_epochs=60,
     table_steps=200,
 )
@@ -146,7 +148,7 @@ def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
         return [Run(name, "udn", None, start, settings.long, s) for s in seeds]
     if kind == "members":
         seeds = seeds if settings.members > 1 else []
-        return [Run(name, "members", None, start, one, s) for s in seeds]
+        return [Run(name, "members", None, start, settings.members_long, s) for s in seeds]
     return [Run(name, "dun", None, None, one, s) for s in seeds]
 
 

@@ -251,11 +251,13 @@ def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         words += f", and both lengths on {lengths[0]} of {lengths[1]}." if lengths[1] else "."
     longer = [one.longer for one in verdicts if one.longer is not None]
     members = [one.members for one in verdicts if one.members is not None]
-    count = documents[0]["configuration"].get("members", 1)
+    made = documents[0]["configuration"]
+    count, times = made.get("members", 1), made.get("members_long", 1)
+    each = f", each trained {times} times as long," if times > 1 else ""
     if longer or members:
         words += " More of the search's cost can be spent, judged by the same lines."
     words += _judged("The longer training", longer)
-    return words + _judged(f"The mean of {count} UDNs from different first weights", members)
+    return words + _judged(f"The mean of {count} UDNs from different first weights{each}", members)
 
 
 def _judged(name: str, verdicts: Sequence[Verdict]) -> str:
