@@ -25,7 +25,7 @@ from unbounded.report.terminal import depth_bars, show
 from unbounded.training import FitResult, fit, preset
 from unbounded.training.presets import Preset, half_cosine
 
-EPOCHS = 1200
+EPOCHS = 1100
 WIDTH = 32
 RATE = 0.005
 PRESET = "settled"
