@@ -8,7 +8,8 @@ from sklearn.datasets import make_classification, make_friedman1
 
 import unbounded as ub
 from unbounded import UDNClassifier, UDNRegressor
-from unbounded.estimators.calibration import HeldOutPredictions, _highest, calibrate
+from unbounded.baselines import dun
+from unbounded.estimators.calibration import HeldOutPredictions, _highest, calibrate, temper
 from unbounded.estimators.rows import Scaling, Scalings, WeightedRows
 from unbounded.likelihoods import BalancedGaussian, LearntNoise
 
@@ -111,6 +112,29 @@ def test_the_temperature_is_the_most_likely_one():
     assert np.log(factor) == pytest.approx(best.x, abs=1e-5)
     assert log_likelihood([made], held) > before
     assert torch.equal(made.predict(torch.from_numpy(held.x)).classes_by_depth, by_depth)
+
+
+def test_a_head_for_all_depths_is_tempered_once():
+    torch.manual_seed(0)
+    model = dun(4, 8, 3, ub.Categorical(3), max_depth=3)
+    x, y = torch.randn(50, 4), torch.randint(3, (50,))
+    with torch.no_grad():
+        for parameter in {id(p): p for p in model.network.heads["1"].parameters()}.values():
+            parameter.mul_(6)
+    before = ub.predict(model, x)
+    factor = temper(model, before, y)
+    assert factor > 1.5  # labels are mere chance
+    after = ub.predict(model, x)
+    torch.testing.assert_close(after.outputs, before.outputs / factor)
+
+    def loss(log_factor):  # of the posterior of log c, N(0, ½²) beforehand
+        by_depth = (before.outputs.double() / np.exp(log_factor)).log_softmax(-1)
+        own = by_depth.gather(-1, y.expand(3, -1)[..., None])[..., 0]
+        each = (before.depth_log_probs.double()[:, None] + own).logsumexp(0)
+        return -float(each.sum()) + 2 * log_factor**2
+
+    best = optimize.minimize_scalar(loss, bounds=(-3, 3), method="bounded").x
+    assert np.log(factor) == pytest.approx(best, abs=1e-4)
 
 
 def test_few_rows_that_are_all_right_do_not_make_it_sure():

@@ -35,6 +35,7 @@ BETTER = {
     "whitening": 3,
     "average": 0.9,
     "decay": "linear",
+    "calibrate": True,
 }
 
 
@@ -137,6 +138,7 @@ def test_a_better_recipe_is_for_every_model_and_resumes(few, tmp_path, name):
     while record is None:
         record = train(run, few, tmp_path / "cut", recipe, resume=True, minutes=0.0)
     assert course(record) == course(whole)
+    assert whole["temperature"] == record["temperature"] != 1
     # What is kept is what was scored.
     built = run.build(
         Recipe.named("fast", **recipe), 3, 10, Recipe.named("fast", **recipe).data(*few, 10).train
@@ -146,6 +148,17 @@ def test_a_better_recipe_is_for_every_model_and_resumes(few, tmp_path, name):
     again = training.scores(found, scored, "test", None)
     assert again["test_log_score"] == pytest.approx(whole["test_log_score"], rel=1e-5)
     assert isinstance(found.network.hidden["1"], WhitenedLayer)
+
+
+def test_a_temperature_changes_certainty_and_no_class(few, tmp_path):
+    run = CifarRun("2", 0)
+    plain = train(run, few, tmp_path / "plain", FEW)
+    found = train(run, few, tmp_path / "calibrated", FEW | {"calibrate": True})
+    assert plain["temperature"] == 1 != found["temperature"]
+    assert found["accuracy_by_depth"] == plain["accuracy_by_depth"]
+    assert found["test_log_score"] != plain["test_log_score"]
+    none = train(run, few, tmp_path / "none", FEW | {"calibrate": True, "held_out": 0})
+    assert none["temperature"] == 1
 
 
 def test_the_state_of_a_bare_ode_is_the_image(few):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unbounded.depth import FiniteDepth
 from unbounded.layers import Dense, Layers, ResidualConv
 from unbounded.layers import init as inits
-from unbounded.layers.convolutional import pooled
+from unbounded.layers.convolutional import PooledLinear, pooled
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import UniformDepth
@@ -142,7 +142,7 @@ class SharedHeadConv(ResidualConv):
         return head
 
 
-class PaddedLinear(nn.Linear):
+class PaddedLinear(PooledLinear):
     """A mean over the image, zeros for channels that are not there, and a linear map."""
 
     def forward(self, input: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unbounded.estimators.rows import PREDICTION_ROWS, Array, Scalings, WeightedRows, is_classes
 from unbounded.estimators.spread import Errors, find_bend
+from unbounded.layers.convolutional import PooledLinear
 from unbounded.layers.trunk import MemberHead
 from unbounded.likelihoods import (
     Gaussian,
@@ -30,6 +31,7 @@ _MOST_ROWS = 20_000  # more say no more of a single number
 _MOST_LEARNT = 2_000  # rows that were learnt from: enough for a trend
 _DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
 _FURTHEST = 3.0  # the factor's logarithm lies within ± this
+_LINEAR = (MemberHead, PooledLinear)  # heads with outputs in proportion to their parameters
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -112,19 +114,44 @@ def calibrate(held: HeldOutPredictions) -> float:
             learnt = _errors(held.learnt.members, target, held.learnt.rows.weights)
         _bend(models, seen, learnt)
     prediction = combine(members)
-    each = _log_likelihood(prediction, y)
     count = torch.from_numpy(weights).to(device).double()
-
-    def score(log_factor: float) -> float:
-        gained = float(count @ each(math.exp(log_factor)))
-        return gained - log_factor**2 / (2 * _DOUBT**2)
-
-    log_factor = _highest(score, -_FURTHEST, _FURTHEST)
+    log_factor = _log_factor(prediction, y, count)
     if isinstance(prediction, GaussianPrediction):
         log_factor += caution(float(count.sum()) * y[0].numel())
     factor = math.exp(log_factor)
     apply(factor)
     return factor
+
+
+@torch.no_grad()
+def temper(model: UDN, prediction: ClassPrediction, y: Tensor) -> float:
+    """Divide the heads of a model of classes by the temperature that fits held-out rows best.
+
+    Args:
+        model: whose heads are linear.
+        prediction: of rows that it has not learnt from.
+        y: their classes, `(rows,)`.
+
+    Returns:
+        the temperature c, as of `calibrate`; 1 where the heads cannot be divided.
+    """
+    cool = _change([model], of_classes=True)
+    if cool is None:
+        return 1.0
+    factor = math.exp(_log_factor(prediction, y, torch.ones(len(y)).to(y.device).double()))
+    cool(factor)
+    return factor
+
+
+def _log_factor(prediction: Prediction, y: Tensor, count: Tensor) -> float:
+    """log c at which rows, each of which counts so often, are most likely."""
+    each = _log_likelihood(prediction, y)
+
+    def score(log_factor: float) -> float:
+        gained = float(count @ each(math.exp(log_factor)))
+        return gained - log_factor**2 / (2 * _DOUBT**2)
+
+    return _highest(score, -_FURTHEST, _FURTHEST)
 
 
 def straighten(models: Sequence[UDN]) -> None:
@@ -191,8 +218,9 @@ def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] 
 
         return widen
     if of_classes:
-        heads = [head for model in models for head in model.network.heads.values()]
-        linear = [head for head in heads if type(head) in (nn.Linear, MemberHead)]
+        # Some networks have one head for all depths.
+        heads = {_last(head) for model in models for head in model.network.heads.values()}
+        linear = [h for h in heads if type(h) is nn.Linear or isinstance(h, _LINEAR)]
         if len(linear) == len(heads):
 
             def cool(factor: float) -> None:
@@ -201,6 +229,11 @@ def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] 
 
             return cool
     return None
+
+
+def _last(head: nn.Module) -> nn.Module:
+    """What gives the outputs."""
+    return head[-1] if type(head) is nn.Sequential else head
 
 
 def _log_likelihood(prediction: object, y: Tensor) -> Callable[[float], Tensor]:

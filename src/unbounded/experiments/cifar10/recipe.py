@@ -66,6 +66,8 @@ class Recipe:
         matrix_decay: their weight decay, apart from the gradient.
         smoothing: the share of each label that is spread over all classes in training.
         average: keep a moving average of the weights with this decay a step; 0: none.
+        calibrate: after training, heads are divided by the temperature that fits held-out images
+            best, if there are any.
         momentum: of SGD.
         nesterov: whether it looks ahead.
         weight_decay: of all weights, besides their prior.
@@ -101,12 +103,11 @@ class Recipe:
         equal_heads: with that rule and "settled", heads of rare depths learn as fast as others.
         equal_layers: with these, layers that only rare depths use learn as fast as others.
         held_out: how many training images no model learns from, whatever its rule, so that all
-            learn from the same. The rule "settled" looks at them; nothing else depends on them.
+            learn from the same. The rule "settled" looks at them, and `calibrate`; nothing else.
             Of some of the classes, a like share.
         caution: of the rule "settled": how much nearer q(ℓ) stays to its reference for each nat of
             drift.
-        validation: how many training images are held out and scored in place of the test
-            images, to choose a recipe by.
+        validation: training images that are scored in place of test images, to choose a recipe.
         images: train on so many images only; for trials. All where it is 0.
     """
 
@@ -125,6 +126,7 @@ class Recipe:
     matrix_decay: float = 0.05
     smoothing: float = 0.0
     average: float = 0.0
+    calibrate: bool = False
     prior_rate: float = 1.0
     layer_price: float = 10.0
     width: int = 64
@@ -232,10 +234,8 @@ class Recipe:
         if self.held_out:
             share = self.held_out * len(train.classes) / classes / len(train)
             if share >= 1:
-                raise ValueError(
-                    f"held_out={self.held_out} leaves none of {len(train)} images to train on: "
-                    "make it smaller, or 0"
-                )
+                few = f"held_out={self.held_out} leaves none of {len(train)} images to train on"
+                raise ValueError(f"{few}: make it smaller, or 0")
             train, held_out = train.stratified_split(share, seed=0)
         flip = True if self.flip == "random" else self.flip
         augment = Augment(crop=self.crop, flip=flip, cutout=self.cutout, pad=self.pad)
@@ -271,10 +271,10 @@ _BETTER: dict[str, Any] = {
     "flip": "alternating",
     "whitening": 3,
     "average": 0.998,
+    "calibrate": True,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {**_BETTER, "epochs": 50, "smoothing": 0.1, "cutout": 6},
-    # Smoothed labels help accuracy a little and spoil the log score: hardly any.
     "best": {**_BETTER, "epochs": 100, "smoothing": 0.02, "cutout": 10},
 }
 """Recipes by name, on top of the fast schedule."""

@@ -2,8 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,9 +15,10 @@ from unbounded import metrics
 from unbounded.data.images import Images
 from unbounded.engines import Eager, Graphs
 from unbounded.engines.averages import renew_norms
+from unbounded.estimators.calibration import temper
 from unbounded.experiments import records
 from unbounded.experiments.cifar10.costs import cost
-from unbounded.experiments.cifar10.recipe import CifarRun, Recipe
+from unbounded.experiments.cifar10.recipe import CifarRun, Parts, Recipe
 from unbounded.files import save
 from unbounded.likelihoods.categorical import ClassPrediction
 from unbounded.model import UDN
@@ -92,13 +93,13 @@ def train(
         raise KeyboardInterrupt
     if result.history[-1]["epoch"] < epochs:
         return None
-    if recipe.average:
-        _renew_norms(model, data, recipe.batch_size, run.seed, autocast)
+    temperature = _finished(model, recipe, parts, run.seed, autocast)
     record = {
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
         "versions": records.versions(device),
         **_described(model, parts.scored, name, autocast),
+        "temperature": temperature,
         "seconds": result.seconds,
         "wall_seconds": time.perf_counter() - started,  # of this piece, with set-up and scores
         "capture_seconds": engine.capture_seconds,
@@ -152,15 +153,9 @@ def scores(
 ) -> dict[str, Any]:
     """Accuracy, log score and calibration of the mixture, q(ℓ), accuracy of each depth alone."""
     right, probabilities = [], []
-    bound = batches(held_out, model, what=name, batch_size=_ROWS)
-    with torch.autocast(
-        model.anchor.device.type, autocast or torch.bfloat16, enabled=autocast is not None
-    ):
-        for x, y, _ in bound:
-            prediction = predict(model, x)
-            assert isinstance(prediction, ClassPrediction)
-            probabilities.append(prediction.probs.float().cpu().numpy())
-            right.append((prediction.classes_by_depth == y).float().cpu().numpy())
+    for prediction, y in _predictions(model, held_out, name, autocast):
+        probabilities.append(prediction.probs.float().cpu().numpy())
+        right.append((prediction.classes_by_depth == y).float().cpu().numpy())
     probs, labels = np.concatenate(probabilities), np.asarray(held_out.y)
     chosen = np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)
     return {
@@ -172,6 +167,19 @@ def scores(
         "posterior": model.depth_log_probs().detach().exp().tolist(),
         "accuracy_by_depth": np.concatenate(right, 1).mean(1).tolist(),
     }
+
+
+def _predictions(
+    model: UDN, images: ImageData, name: str, autocast: torch.dtype | None
+) -> Iterator[tuple[ClassPrediction, torch.Tensor]]:
+    """Predictions of images, some at a time, with their classes."""
+    with torch.autocast(
+        model.anchor.device.type, autocast or torch.bfloat16, enabled=autocast is not None
+    ):
+        for x, y, _ in batches(images, model, what=name, batch_size=_ROWS):
+            prediction = predict(model, x)
+            assert isinstance(prediction, ClassPrediction)
+            yield prediction, y
 
 
 def _described(
@@ -188,13 +196,20 @@ def _described(
     }
 
 
-def _renew_norms(
-    model: UDN, data: ImageData, batch_size: int, seed: int, autocast: torch.dtype | None
-) -> None:
-    """Let normalisations know averaged weights, by augmented images as in training."""
-    generator = torch.Generator().manual_seed(seed)
-    bound = data.bind(model, min(batch_size, len(data)), generator)
-    renew_norms(model, (batch.x for batch in itertools.islice(bound, _RENEWING)), autocast)
+def _finished(
+    model: UDN, recipe: Recipe, parts: Parts, seed: int, autocast: torch.dtype | None
+) -> float:
+    """What comes after training: normalisations, and the temperature of the classes."""
+    if recipe.average:
+        # Normalisations have to know averaged weights, by augmented images as in training.
+        data, generator = parts.train, torch.Generator().manual_seed(seed)
+        bound = data.bind(model, min(recipe.batch_size, len(data)), generator)
+        renew_norms(model, (batch.x for batch in itertools.islice(bound, _RENEWING)), autocast)
+    if not recipe.calibrate or parts.held_out is None:
+        return 1.0
+    found = list(_predictions(model, parts.held_out, "held_out", autocast))
+    outputs = torch.cat([prediction.outputs for prediction, _ in found], 1)
+    return temper(model, replace(found[0][0], outputs=outputs), torch.cat([y for _, y in found]))
 
 
 def _median_epoch(rows: list[dict[str, Any]]) -> float:
