@@ -56,6 +56,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave room for the names of commands, too, which stand further in."""
+        super().add_argument(action)
+        for sub in self._iter_indented_subactions(action):
+            size = len(self._format_action_invocation(sub)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, size)
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all other errors."""
@@ -83,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=Formatter,
     )
-    parser.add_argument("--version", action="version", version=f"unbounded {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"unbounded {__version__}")
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
@@ -111,7 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
-        options = build_parser().parse_args(arguments)
+        parser = build_parser()
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        if not given:  # somebody looks what there is
+            parser.print_help()
+            return 0
+        options, unknown = parser.parse_known_args(given)
+        if unknown:
+            raise CommandError(_not_known(parser, options.command, unknown))
         if parallel.started() > 1 and not options.takes_processes:
             raise CommandError(f"unbounded {options.command} runs in one process, without torchrun")
         options.run(options)
@@ -133,6 +147,19 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise
         _print_error(_unexpected(error) if message is None else next_step(message))
         return 2
+
+
+def _not_known(parser: argparse.ArgumentParser, name: str, unknown: Sequence[str]) -> str:
+    """What is wrong with arguments that a command does not know."""
+    first = unknown[0]
+    see = f"(see {parser.prog} {name} --help)"
+    if not first.startswith("-"):
+        return f"unbounded {name} takes no further argument {first!r} {see}"
+    command = next(c for c in completion.commands(parser) if c.name == name)
+    flags = [flag for option in command.options for flag in option.flags if len(flag) > 2]
+    advice = closest(first.split("=")[0], flags)
+    advice = f": {advice}" if advice.startswith("did you mean") else ""
+    return f"unbounded {name} has no option {first!r}{advice} {see}"
 
 
 def _explain(error: Exception) -> str | None:
