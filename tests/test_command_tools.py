@@ -229,6 +229,7 @@ def test_every_command_tells_it_as_json(capsys):
         ),
         (("doctor", "more"), "takes no further argument 'more' (see unbounded doctor --help)"),
         (("reproduce",), "say which study: cifar10, depth,"),
+        (("reproduce", "--json", "spiral"), "come after its name: unbounded reproduce NAME --json"),
         (("export", "house.udn"), "say --to onnx or --to pt2, or the file"),
         (("export", "house.udn", "--to", "pt2", "--out", "m.onnx"), "change one of the two"),
         (

@@ -155,6 +155,8 @@ def _not_known(parser: argparse.ArgumentParser, name: str, unknown: Sequence[str
     see = f"(see {parser.prog} {name} --help)"
     if not first.startswith("-"):
         return f"unbounded {name} takes no further argument {first!r} {see}"
+    if name == reproduce.NAME:
+        return f"options of a study come after its name: unbounded reproduce NAME {first}"
     command = next(c for c in completion.commands(parser) if c.name == name)
     flags = [flag for option in command.options for flag in option.flags if len(flag) > 2]
     advice = closest(first.split("=")[0], flags)
