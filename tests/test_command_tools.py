@@ -227,6 +227,12 @@ def test_every_command_tells_it_as_json(capsys):
             ("fit", "t.csv", "--target", "a", "--out", "m", "--epochs-max", "3"),
             "unbounded fit has no option '--epochs-max': did you mean '--epochs'?",
         ),
+        (("fit", "t.csv", "--traget", "a", "--out", "m"), "did you mean '--target'?"),
+        (
+            ("fit", "t.csv", "--target", "a", "--out", "m", "--learning-rate=0.1"),
+            "has no option '--learning-rate=0.1': did you mean '--lr'?",
+        ),
+        (("fit", "t.csv", "--out", "m"), "required: --target"),
         (("doctor", "more"), "takes no further argument 'more' (see unbounded doctor --help)"),
         (("reproduce",), "say which study: cifar10, depth,"),
         (("reproduce", "--json", "spiral"), "come after its name: unbounded reproduce NAME --json"),

@@ -123,9 +123,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         if not given:  # somebody looks what there is
             parser.print_help()
             return 0
-        options, unknown = parser.parse_known_args(given)
-        if unknown:
-            raise CommandError(_not_known(parser, options.command, unknown))
+        options = _parse(parser, given)
         if parallel.started() > 1 and not options.takes_processes:
             raise CommandError(f"unbounded {options.command} runs in one process, without torchrun")
         options.run(options)
@@ -149,19 +147,42 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 2
 
 
-def _not_known(parser: argparse.ArgumentParser, name: str, unknown: Sequence[str]) -> str:
-    """What is wrong with arguments that a command does not know."""
-    first = unknown[0]
-    see = f"(see {parser.prog} {name} --help)"
-    if not first.startswith("-"):
-        return f"unbounded {name} takes no further argument {first!r} {see}"
-    if name == reproduce.NAME:
-        return f"options of a study come after its name: unbounded reproduce NAME {first}"
-    command = next(c for c in completion.commands(parser) if c.name == name)
-    flags = [flag for option in command.options for flag in option.flags if len(flag) > 2]
-    advice = closest(first.split("=")[0], flags)
+def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """The options; of those that are wrong the message names the right ones."""
+    found = {command.name: command for command in completion.commands(parser)}
+    try:
+        options, unknown = parser.parse_known_args(given)
+    except CommandError as error:
+        # A required option that is missing may be there, written otherwise.
+        command = found.get(given[0])
+        if command is None or " required: " not in str(error):
+            raise
+        flags = [flag for option in command.options for flag in option.flags]
+        words = [word for word in given[1:] if word.startswith("--")]
+        unknown = [w for w in words if not any(f.startswith(w.split("=")[0]) for f in flags)]
+        if not unknown:
+            raise
+        raise CommandError(_not_known(command, unknown[0])) from None
+    if unknown:
+        raise CommandError(_not_known(found[options.command], unknown[0]))
+    return options
+
+
+def _not_known(command: completion.Command, word: str) -> str:
+    """What is wrong with an argument that a command does not know."""
+    see = f"(see unbounded {command.name} --help)"
+    if not word.startswith("-"):
+        return f"unbounded {command.name} takes no further argument {word!r} {see}"
+    if command.name == reproduce.NAME:
+        return f"options of a study come after its name: unbounded reproduce NAME {word}"
+    name = word.split("=")[0]
+    long = [option for option in command.options if option.flags[-1].startswith("--")]
+    spelt = name.lstrip("-").replace("-", " ")  # --learning-rate is --lr, as its help says
+    same = [option.flags[-1] for option in long if option.help.startswith(spelt)]
+    advice = f"did you mean {same[0]!r}?" if same and spelt else ""
+    advice = advice or closest(name, [option.flags[-1] for option in long])
     advice = f": {advice}" if advice.startswith("did you mean") else ""
-    return f"unbounded {name} has no option {first!r}{advice} {see}"
+    return f"unbounded {command.name} has no option {word!r}{advice} {see}"
 
 
 def _explain(error: Exception) -> str | None:
