@@ -203,7 +203,7 @@ class Browser:
 
 
 def main() -> int:
-    """Pictures of a page, before and after its button `play` was on for a while."""
+    """Pictures of a page, before and, where it has a button `play`, after that was on a while."""
     page, folder = Path(sys.argv[1]), Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     with Browser() as browser:
@@ -211,7 +211,8 @@ def main() -> int:
             for dark in (False, True):
                 browser.look(width, height, dark=dark)
                 browser.open(page)
-                for when in ("before", "after"):
+                has_button = browser.run("document.getElementById('play') !== null")
+                for when in ("before", "after") if has_button else ("before",):
                     if when == "after":
                         browser.run("document.getElementById('play').click()")
                         time.sleep(6)

@@ -4,9 +4,11 @@ Pages are Markdown (MyST). Tutorials are notebooks kept as text; their cells run
 what they show is what the code does today.
 """
 
+import logging
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -51,6 +53,15 @@ nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the kernels: a second thread only waits
+# Kernels of this build alone: they do as told here, whatever profile of IPython its user has, and
+# do not warn that they talk to the build in the clear, within one machine.
+PROFILES = tempfile.TemporaryDirectory()
+os.environ["IPYTHONDIR"] = PROFILES.name
+(Path(PROFILES.name) / "profile_default").mkdir()
+(Path(PROFILES.name) / "profile_default" / "ipython_kernel_config.py").write_text(
+    "get_config().IPKernelApp.log_level = 'ERROR'\n"
+)
+logging.getLogger("traitlets").setLevel(logging.WARNING)  # a line for each notebook
 
 # The reference
 autodoc_member_order = "bysource"

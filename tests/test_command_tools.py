@@ -113,9 +113,11 @@ def model(tmp_path_factory):
 
 
 def test_export_writes_and_tells(model, tmp_path, capsys):
-    out = tmp_path / "m.pt2"
-    given = ("export", model, "--out", out, "--quantiles", "0.1,0.9")
+    copy, out = tmp_path / "m.udn", tmp_path / "m.pt2"
+    copy.write_bytes(model.read_bytes())
+    given = ("export", copy, "--to", "pt2", "--quantiles", "0.1,0.9")
     found = json.loads(ok(capsys, *given, "--table", model.with_suffix(".csv"), "--json"))
+    assert found["out"] == str(out)
     assert found["outputs"] == ["mean", "sd", "quantiles"]
     assert found["difference"] < 1e-5
     assert found["rows"] == 60
@@ -166,6 +168,13 @@ def test_export_arguments_that_cannot_work(model, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_predictions_under_the_name_of_something_else(model, tmp_path, capsys):
+    for name in ("p.xlsx", "p.udn", "p.json.gz"):
+        said = fails(capsys, "predict", model, model.with_suffix(".csv"), "--out", tmp_path / name)
+        assert "end --out with .csv, .tsv, .jsonl or .parquet" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_package_that_is_missing_is_told(capsys, monkeypatch):
     def broken(options):
         raise ImportError("pictures need Pillow: pip install 'unbounded[images]'")
@@ -182,14 +191,15 @@ def test_a_study_as_json(tmp_path, capsys):
     assert all((tmp_path / "t" / name).is_file() for name in found["files"])
 
 
-def test_every_command_that_tells_something_tells_it_as_json():
-    """`completion` prints a script, for shells alone."""
+def test_every_command_tells_it_as_json(capsys):
     found = {command.name: command for command in completion.commands(build_parser())}
     assert set(found) >= {"fit", "predict", "evaluate", "inspect", "report", "export", "demo"}
     for name, command in found.items():
         flags = {flag for option in command.options for flag in option.flags}
-        if name not in ("completion", "reproduce"):  # a study adds its own, see below
+        if name != "reproduce":  # a study adds its own, see below
             assert "--json" in flags, name
+    script = json.loads(ok(capsys, "completion", "fish", "--json"))["script"]
+    assert script == ok(capsys, "completion", "fish").removesuffix("\n")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +210,34 @@ def test_every_command_that_tells_something_tells_it_as_json():
         (("fit", "none/x.csv", "--target", "y", "--out", "m"), "there is no folder none either"),
         (("fit", "t.csv", "--target", "prise", "--out", "m"), "did you mean 'price'?"),
         (("fit", "t.csv", "--target", "price", "--out", "a b/m"), "mkdir -p 'a b'"),
-        (("inspect", "t.csv"), "give the whole file that unbounded fit wrote (--out)"),
+        (("inspect", "house.udn"), "give the whole file that unbounded fit wrote (--out)"),
+        (("predict", "t.csv", "house.udn"), "it seems to be a table: give the model first"),
+        (("fit", "t.csv", "--target", "pri", "--out", "m"), "did you mean 'price'?"),
+        (("fit", "t.csv", "--target", "brightness", "--out", "m"), "there are 'a', 'price'"),
+        (("fit", "t.csv", "--target", "a", "--held-out", "20", "--out", "m"), "(0.9 for 90 %)"),
+        (("fit", "t.csv", "--target", "a", "--out", "t.csv"), "name another file"),
+        (("fit", "x.bin", "--target", "a", "--out", "m"), "a spreadsheet can be saved as CSV"),
+        (("fit", "house.udn", "--target", "a", "--out", "m"), "names of its columns, then a line"),
+        (("fit", "two.csv", "--target", "a", "--out", "m"), "change the header"),
+        (
+            ("fit", "t.csv", "--target", "a", "--out", "m", "--device", "gpu"),
+            'cannot be used: there is "cpu", "cuda", "cuda:1" and so on, or "auto"',
+        ),
+        (
+            ("fit", "t.csv", "--target", "a", "--out", "m", "--epochs-max", "3"),
+            "unbounded fit has no option '--epochs-max': did you mean '--epochs'?",
+        ),
+        (("fit", "t.csv", "--traget", "a", "--out", "m"), "did you mean '--target'?"),
+        (
+            ("fit", "t.csv", "--target", "a", "--out", "m", "--learning-rate=0.1"),
+            "has no option '--learning-rate=0.1': did you mean '--lr'?",
+        ),
+        (("fit", "t.csv", "--out", "m"), "required: --target"),
+        (("doctor", "more"), "takes no further argument 'more' (see unbounded doctor --help)"),
+        (("reproduce",), "say which study: cifar10, depth,"),
+        (("reproduce", "--json", "spiral"), "come after its name: unbounded reproduce NAME --json"),
+        (("export", "house.udn"), "say --to onnx or --to pt2, or the file"),
+        (("export", "house.udn", "--to", "pt2", "--out", "m.onnx"), "change one of the two"),
         (
             ("fit", "t.csv", "--target", "price", "--out", "m", "--device", "cuda:99"),
             "--device cpu works everywhere, unbounded doctor tells what there is",
@@ -213,7 +250,16 @@ def test_errors_name_the_next_step(arguments, step, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text("a,price\n1,2\n")
     Path("house.udn").write_text("")
+    Path("two.csv").write_text("a,a\n1,2\n")
+    Path("x.bin").write_bytes(b"a\x00\x00")
     assert step in fails(capsys, *arguments)
+
+
+def test_without_a_command_it_shows_what_there_is(capsys):
+    words = ok(capsys)
+    assert words == build_parser().format_help()
+    for command in COMMANDS:  # each on one line with what it does
+        assert re.search(rf"^ +{command.NAME} +{re.escape(command.HELP)}$", words, re.MULTILINE)
 
 
 class Terminal(io.StringIO):

@@ -298,7 +298,10 @@ def test_a_table_from_raw_columns_to_predictions(priced, table, tmp_path):
 def test_a_table_as_pt2_takes_codes(priced, table, tmp_path):
     done = export(priced, tmp_path / "m.pt2", quantiles=())
     by_name = {one["name"]: one for one in done.inputs}
-    assert by_name["town"]["codes"]["Ulm"] != by_name["town"]["codes"][""]
+    codes = by_name["town"]["codes"]
+    assert codes["Ulm"] != codes[""]
+    assert f"{codes['Ulm']} for 'Ulm'" in by_name["town"]["expects"]
+    assert f"{codes['']} where it is missing" in by_name["town"]["expects"]
     program = torch.export.load(tmp_path / "m.pt2").module()
     chunk = next(iter(priced.open(table[:9]).chunks())).frame
     made = columns.Columns(priced.encoding)

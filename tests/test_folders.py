@@ -51,6 +51,9 @@ def test_an_estimator_and_a_table(tmp_path):
     again = ub.load_folder(tmp_path / "rows")
     assert isinstance(again, UDNRegressor)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    card = (tmp_path / "rows" / "README.md").read_text()
+    assert "pipeline_tag: tabular-regression" in card
+    assert "A `UDNRegressor`: predicts a number from 5 columns." in card
     frame = pd.DataFrame(X, columns=["a|b", *"cdef"]).assign(target=y)
     table = TableModel.fit(frame, target="target", references=False, **SHORT)
     ub.save_folder(table, tmp_path / "table")

@@ -71,6 +71,7 @@ def test_python_blocks_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = python_of(README)
     assert len(code) >= 2
+    assert len(README.read_text().splitlines()) <= 140  # what is longer goes to docs
     assert len(code[0].strip().splitlines()) <= 15
     namespace: dict[str, object] = {}
     exec(compile(code[0], "README, first block", "exec"), namespace)

@@ -22,6 +22,8 @@ def check_device(name: Any, error: type[Exception] = ValueError) -> Any:
         torch.zeros(1, device=torch.device("cpu" if name == "auto" else name)).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as reason:
         said = str(reason).splitlines()[0]
+        if "device string" in said:  # torch lists two dozen kinds
+            said = 'there is "cpu", "cuda", "cuda:1" and so on, or "auto"'
         raise error(f"the device {name!r} cannot be used: {said}") from None
     return name
 

@@ -190,7 +190,7 @@ def _number(kind: Any, test: Callable[[Any], bool], expected: str) -> Callable[[
 
 positive = _number(int, lambda v: v >= 1, "a whole number of at least 1")
 not_negative = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
-share = _number(float, lambda v: 0 <= v < 1, "a number from 0 to below 1")
+share = _number(float, lambda v: 0 <= v < 1, "a number from 0 to below 1 (0.9 for 90 %)")
 rate = _number(float, lambda v: 0 < v < math.inf, "a positive number")
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import NamedTuple
 
-from unbounded.cli.common import Console
+from unbounded.cli.common import Console, add_output_arguments
 
 NAME = "completion"
 HELP = "print completions for a shell"
@@ -39,13 +39,18 @@ class Command(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded completion`."""
     parser.add_argument("shell", choices=tuple(SHELLS), help="which")
+    add_output_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Print the script."""
     from unbounded.cli.program import build_parser
 
-    Console(options).say(SHELLS[options.shell](commands(build_parser())))
+    console = Console(options)
+    script = SHELLS[options.shell](commands(build_parser()))
+    if not console.json:
+        console.say(script)
+    console.result({"shell": options.shell, "script": script})
 
 
 def commands(parser: argparse.ArgumentParser) -> list[Command]:

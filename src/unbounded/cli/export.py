@@ -22,18 +22,20 @@ number of rows. Before the file is kept it is read again and compared with our o
 1e-5."""
 EPILOG = """\
 examples:
-  unbounded export house.udn --to onnx --out house.onnx
+  unbounded export house.udn --to onnx               # writes house.onnx
   unbounded export house.udn --table test.csv --quantiles 0.1,0.9 --out house.onnx
   unbounded export images.udn --shape 3,32,32 --out images.pt2
 """
+
+_FORMATS = ("onnx", "pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded export`."""
     parser.add_argument("model", type=Path, help="a model file")
     words = "what to write (default: by the ending of --out)"
-    parser.add_argument("--to", choices=("onnx", "pt2"), help=words)
-    common.add_out_argument(parser, "the file", required=True)
+    parser.add_argument("--to", choices=_FORMATS, help=words)
+    common.add_out_argument(parser, "the file (default: the model's name, ending as --to says)")
     words = "rows to compare with (default: made up from what training saw)"
     parser.add_argument("--table", type=Path, metavar="TABLE", help=words)
     words = "of numbers (default: 0.05,0.5,0.95; none leaves them out)"
@@ -48,6 +50,7 @@ def run(options: argparse.Namespace) -> None:
     """Load, export, tell what goes in and comes out."""
     from unbounded.exporting import ExportError, export
 
+    _complete(options)
     console = Console(options)
     outputs.check_output(options, options.out, outputs.EXPORT, options.model, options.table)
     model = _model(options.model)
@@ -75,6 +78,24 @@ def run(options: argparse.Namespace) -> None:
             "difference": done.difference,
         }
     )
+
+
+def _complete(options: argparse.Namespace) -> None:
+    """`--to` from the ending of `--out`, or `--out` from the model's name; both must agree."""
+    if options.out is None:
+        if options.to is None:
+            raise CommandError("say --to onnx or --to pt2, or the file: --out FILE")
+        options.out = options.model.with_suffix(f".{options.to}")
+    ending = options.out.suffix.lower().removeprefix(".")
+    if options.to is None and ending not in _FORMATS:
+        raise CommandError(
+            f"a model is exported to onnx or pt2, got {ending!r}: say --to onnx or --to pt2"
+        )
+    if ending in _FORMATS and options.to not in (None, ending):
+        raise CommandError(
+            f"--out {one_line(options.out)} ends as {ending} and --to says {options.to}: "
+            "change one of the two"
+        )
 
 
 def _model(path: Path) -> Any:

@@ -41,7 +41,25 @@ def _make_folder(found: re.Match[str]) -> str:
 
 
 def _model_file(found: re.Match[str]) -> str:
+    if Path(found[1]).suffix.lower() in _TABLES:
+        return "it seems to be a table: give the model first, a file that unbounded fit wrote"
     return "give the whole file that unbounded fit wrote (--out)"
+
+
+def _saved_as_csv(found: re.Match[str]) -> str:
+    return "CSV, TSV and Parquet are read; a spreadsheet can be saved as CSV"
+
+
+def _needed_columns(found: re.Match[str]) -> str:
+    return "unbounded inspect MODEL lists the columns that it needs"
+
+
+def _other_names(found: re.Match[str]) -> str:
+    return "change the header"
+
+
+def _header_and_rows(found: re.Match[str]) -> str:
+    return "a table has a line with the names of its columns, then a line for each row"
 
 
 def _other_device(found: re.Match[str]) -> str:
@@ -49,9 +67,14 @@ def _other_device(found: re.Match[str]) -> str:
 
 
 _NO_MODEL = ": it is too short for its header|, but not one of this library"
+_TABLES = (".csv", ".tsv", ".parquet", ".pq", ".gz", ".txt", ".xlsx")
 _STEPS = (
     (r"there is no file (.+)$", _like_it),
     (r"the folder (.+) does not exist$", _make_folder),
-    (rf"safetensors file(?:{_NO_MODEL})?$", _model_file),
+    (rf"^(.+) is (?:not a complete|a) safetensors file(?:{_NO_MODEL})?$", _model_file),
+    (r"is no table: it holds binary data$", _saved_as_csv),
+    (r" lacks (?:the column|\d+ columns) [^;]+$", _needed_columns),
+    (r"has several columns of one name", _other_names),
+    (r" is empty$| has a header and no rows$", _header_and_rows),
     (r"the device '.*' cannot be used", _other_device),
 )

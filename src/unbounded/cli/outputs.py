@@ -33,7 +33,7 @@ def check_output(options: argparse.Namespace, path: Path, kind: str, *inputs: Pa
     """
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
-            raise CommandError(f"cannot write {path}: it is being read from")
+            raise CommandError(f"cannot write {path}: it is being read from; name another file")
     atomic.check_target(path)
     if options.json and atomic.descriptor(path) == _STANDARD_OUTPUT:
         raise CommandError(f"cannot write {path}: with --json the document stands there")

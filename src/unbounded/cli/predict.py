@@ -82,6 +82,9 @@ def run(options: argparse.Namespace) -> None:
 
 _KINDS = {".parquet": "parquet", ".pq": "parquet", ".tsv": "tsv", ".tab": "tsv"}
 _KINDS |= {".jsonl": "jsonl", ".ndjson": "jsonl"}
+# Files of these names hold something else, and programs would take ours for broken ones.
+_OTHERS = {".xlsx", ".xls", ".ods", ".json", ".feather", ".arrow", ".pkl", ".html", ".xml"}
+_OTHERS |= {".udn", ".safetensors", ".onnx", ".pt2", ".zip", ".bz2", ".xz", ".zst"}
 _WORDS = {"jsonl": "JSON lines", "parquet": "Parquet"}
 
 
@@ -92,7 +95,13 @@ def _sink(out: Path | None, json_lines: bool, spreadsheet: bool) -> Iterator[Sin
     if out is not None:
         endings = [ending.lower() for ending in out.suffixes]
         is_gzip = endings[-1:] == [".gz"]
-        kind = _KINDS.get("".join((endings[:-1] if is_gzip else endings)[-1:]), "csv")
+        ending = "".join((endings[:-1] if is_gzip else endings)[-1:])
+        if ending in _OTHERS:
+            raise CommandError(
+                f"predictions are not written as {ending}: "
+                "end --out with .csv, .tsv, .jsonl or .parquet"
+            )
+        kind = _KINDS.get(ending, "csv")
         opener = _open_gzip if is_gzip else _open
     if spreadsheet and kind not in ("csv", "tsv"):
         raise CommandError(f"--spreadsheet is for CSV and TSV, not for {_WORDS[kind]}")

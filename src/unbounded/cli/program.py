@@ -56,6 +56,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave room for the names of commands, too, which stand further in."""
+        super().add_argument(action)
+        for sub in self._iter_indented_subactions(action):
+            size = len(self._format_action_invocation(sub)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, size)
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all other errors."""
@@ -83,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=Formatter,
     )
-    parser.add_argument("--version", action="version", version=f"unbounded {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"unbounded {__version__}")
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
@@ -111,7 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
-        options = build_parser().parse_args(arguments)
+        parser = build_parser()
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        if not given:  # somebody looks what there is
+            parser.print_help()
+            return 0
+        options = _parse(parser, given)
         if parallel.started() > 1 and not options.takes_processes:
             raise CommandError(f"unbounded {options.command} runs in one process, without torchrun")
         options.run(options)
@@ -133,6 +145,44 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise
         _print_error(_unexpected(error) if message is None else next_step(message))
         return 2
+
+
+def _parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
+    """The options; of those that are wrong the message names the right ones."""
+    found = {command.name: command for command in completion.commands(parser)}
+    try:
+        options, unknown = parser.parse_known_args(given)
+    except CommandError as error:
+        # A required option that is missing may be there, written otherwise.
+        command = found.get(given[0])
+        if command is None or " required: " not in str(error):
+            raise
+        flags = [flag for option in command.options for flag in option.flags]
+        words = [word for word in given[1:] if word.startswith("--")]
+        unknown = [w for w in words if not any(f.startswith(w.split("=")[0]) for f in flags)]
+        if not unknown:
+            raise
+        raise CommandError(_not_known(command, unknown[0])) from None
+    if unknown:
+        raise CommandError(_not_known(found[options.command], unknown[0]))
+    return options
+
+
+def _not_known(command: completion.Command, word: str) -> str:
+    """What is wrong with an argument that a command does not know."""
+    see = f"(see unbounded {command.name} --help)"
+    if not word.startswith("-"):
+        return f"unbounded {command.name} takes no further argument {word!r} {see}"
+    if command.name == reproduce.NAME:
+        return f"options of a study come after its name: unbounded reproduce NAME {word}"
+    name = word.split("=")[0]
+    long = [option for option in command.options if option.flags[-1].startswith("--")]
+    spelt = name.lstrip("-").replace("-", " ")  # --learning-rate is --lr, as its help says
+    same = [option.flags[-1] for option in long if option.help.startswith(spelt)]
+    advice = f"did you mean {same[0]!r}?" if same and spelt else ""
+    advice = advice or closest(name, [option.flags[-1] for option in long])
+    advice = f": {advice}" if advice.startswith("did you mean") else ""
+    return f"unbounded {command.name} has no option {word!r}{advice} {see}"
 
 
 def _explain(error: Exception) -> str | None:

@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     listed = "\n".join(f"  {name:16} {study.about}" for name, study in sorted(STUDIES.items()))
     parser.epilog = f"studies:\n{listed or '  none in this version'}"
-    parser.add_argument("study", metavar="NAME", help="which").words = tuple(STUDIES)  # type: ignore[attr-defined]
+    # Without a name we ourselves say which there are.
+    action = parser.add_argument("study", metavar="NAME", nargs="?", help="which")
+    action.words = tuple(STUDIES)  # type: ignore[attr-defined]
     # All that follows, also what looks like an option of ours, belongs to the study.
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the study's own arguments")
 
@@ -38,6 +40,8 @@ def run(options: argparse.Namespace) -> None:
     from unbounded.experiments import STUDIES, check_processes, shares
 
     name = options.study
+    if name is None:
+        raise CommandError(f"say which study: {', '.join(sorted(STUDIES))}")
     if name not in STUDIES:
         raise CommandError(f"there is no study {name!r}: {closest(name, sorted(STUDIES))}")
     module = importlib.import_module(STUDIES[name].module)

@@ -22,6 +22,7 @@ from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.report import page, sections
 from unbounded.report.terminal import depth_bars, show
+from unbounded.tables.text import count_of
 from unbounded.training import FitResult, fit, preset
 from unbounded.training.presets import Preset, half_cosine
 
@@ -99,7 +100,8 @@ def _run(
     model = UDN(chosen.layers(2, WIDTH, 2), Categorical(2), chosen.family(), seed=seed)
     show(
         f"Fitting an unbounded-depth network to {_ROWS:,} points of two spiral arms "
-        f"(ω = {omega:g}).\n{_beginning(model, chosen)}; {epochs:,} epochs, Ctrl-C ends it early."
+        f"(ω = {omega:g}).\n{_beginning(model, chosen)}; {count_of(epochs, 'epoch')}, "
+        "Ctrl-C ends it early."
     )
     result = fit(
         model,
@@ -146,7 +148,7 @@ def _summary(found: DemoResult, first_depth: int) -> str:
         for index, accuracy in enumerate(found.accuracy_by_depth)
     )
     return (
-        f"\nPosterior over depth after {len(result.history):,} epochs in "
+        f"\nPosterior over depth after {count_of(len(result.history), 'epoch')} in "
         f"{result.seconds:.1f} s{end}, weights of epoch {result.best_epoch:,}\n\n"
         f"{depth_bars(found.depth_probs, first_depth)}\n\n"
         f"E[ℓ] = {found.depth_mean:.2f}, m = {found.max_depth}{_rest(result)}\n"

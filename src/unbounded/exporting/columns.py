@@ -27,6 +27,7 @@ from unbounded.tables.reading import MISSING
 from unbounded.tables.values import number_of, number_text
 
 _UNKNOWN = "\0 no level"  # a text that is none of training's
+_SHOWN_CODES = 6
 _WORDS = {
     "number": "a number; NaN where it is missing",
     "boolean": "1 for yes, 0 for no, NaN where it is missing",
@@ -62,7 +63,12 @@ class Input:
         words = _WORDS[self.kind]
         if not (self.is_text and as_codes):
             return {"name": self.name, "kind": self.kind, "expects": words}
-        words = f"the code of {words}; {self.other} for every other text"
+        missing = self.codes.get("")
+        levels = [f"{code} for {text!r}" for text, code in self.codes.items() if code != missing]
+        if len(levels) > _SHOWN_CODES:
+            levels = ["the code of the text, from `codes` in the file's description"]
+        levels += [] if missing is None else [f"{missing} where it is missing"]
+        words = ", ".join([*levels, f"{self.other} for every other text"])
         coded = {"codes": self.codes, "other": self.other}
         return {"name": self.name, "kind": self.kind, "expects": words, **coded}
 

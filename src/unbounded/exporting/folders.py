@@ -6,6 +6,7 @@ refused.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,17 @@ import numpy as np
 
 from unbounded import atomic, files
 from unbounded.files import Contents, FileError
+from unbounded.likelihoods import MultiLabel
 from unbounded.model import UDN
 from unbounded.printing import one_line
+from unbounded.tables.text import count_of
 
 if TYPE_CHECKING:
     from unbounded.tables import TableModel
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LARGEST = 1 << 25  # bytes of a configuration
+_SHOWN = 50  # names of columns
 
 
 def save_folder(model: Any, folder: str | Path, *, card: str | None = None) -> None:
@@ -108,11 +112,13 @@ def model_card(model: Any) -> str:
     network = model if isinstance(model, UDN) else getattr(model, "estimator", model).model_
     tags = ["unbounded", "depth-inference"]
     head = ["library_name: unbounded", f"tags: [{', '.join(tags)}]"]
-    if isinstance(model, TableModel):
-        words = "classification" if model.target.is_classes else "regression"
-        head.append(f"pipeline_tag: tabular-{words}")
+    is_table = isinstance(model, TableModel)
+    if not isinstance(model, UDN):
+        is_classes = model.target.is_classes if is_table else hasattr(model, "classes_")
+        head.append(f"pipeline_tag: tabular-{'classification' if is_classes else 'regression'}")
     lines = ["---", *head, "---", "", "# A network of unbounded depth", ""]
-    lines += [_about_table(model)] if isinstance(model, TableModel) else []
+    if not isinstance(model, UDN):
+        lines.append(_about_table(model) if is_table else _about_estimator(model))
     first, last = network.support()
     mass = network.depth_log_probs().detach().double().exp().numpy(force=True)
     mass = mass / mass.sum()
@@ -135,11 +141,27 @@ def model_card(model: Any) -> str:
 def _about_table(model: "TableModel") -> str:
     target = model.target
     what = f"one of {len(target.classes)} classes" if target.is_classes else "a number"
-    names = ", ".join(_cell(f"`{column.name}`") for column in model.encoding.used[:50])
-    more = len(model.encoding.used) - 50
-    names += f" and {more} more" if more > 0 else ""
+    names = _listed([column.name for column in model.encoding.used])
     rows = model.info.get("rows", 0)
     return f"Predicts `{_cell(target.name)}` ({what}) from {names}; learnt from {rows:,} rows.\n"
+
+
+def _about_estimator(model: Any) -> str:
+    """What a fitted estimator predicts, and from which columns."""
+    names = getattr(model, "feature_names_in_", ())
+    columns = _listed(names) if len(names) else count_of(model.n_features_in_, "column")
+    what = "a number"
+    if hasattr(model, "classes_"):
+        labels = isinstance(model.model_.likelihood, MultiLabel)
+        what = (
+            f"{len(model.classes_)} labels" if labels else f"one of {len(model.classes_)} classes"
+        )
+    return f"A `{type(model).__name__}`: predicts {what} from {columns}.\n"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(_cell(f"`{name}`") for name in names[:_SHOWN]) + more
 
 
 def _scores(model: "TableModel") -> list[str]:

@@ -23,7 +23,10 @@ def closest(name: str, names: Iterable[str]) -> str:
 
     names = list(names)
     lower = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.7)
+    if len(name) > 2:  # a part of a name, or a name with more around it
+        parts = (n for n in lower if len(n) > 2 and (name.lower() in n or n in name.lower()))
+        near = [*near, *(n for n in parts if n not in near)][:3]
     if near:
         return "did you mean " + " or ".join(repr(lower[n]) for n in near) + "?"
     shown = ", ".join(repr(n) for n in names[:10])
