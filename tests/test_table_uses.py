@@ -105,7 +105,10 @@ def test_tables_from_standard_input(table, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == expected
     monkeypatch.setattr(sys, "stdin", Stream(b""))
     assert main(["predict", str(out), "-"]) == 2
-    assert capsys.readouterr().err == "unbounded: error: standard input is empty\n"
+    assert capsys.readouterr().err == (
+        "unbounded: error: standard input is empty: a table has a line with the names of its "
+        "columns, then a line for each row\n"
+    )
 
 
 def test_streams_of_any_kind(table, tmp_path):
