@@ -13,13 +13,6 @@ from unbounded.depth import TruncatedConwayMaxwell as TruncatedConwayMaxwell
 from unbounded.depth import TruncatedNormal as TruncatedNormal
 from unbounded.depth import TruncatedPoisson as TruncatedPoisson
 from unbounded.elbo import ElboTerms as ElboTerms
-from unbounded.exits import EarlyExit as EarlyExit
-from unbounded.exits import EarlyPrediction as EarlyPrediction
-from unbounded.files import FileError as FileError
-from unbounded.files import load as load
-from unbounded.files import save as save
-from unbounded.generation import Generated as Generated
-from unbounded.generation import generate as generate
 from unbounded.layers import CustomLayers as CustomLayers
 from unbounded.layers import Dense as Dense
 from unbounded.layers import Layers as Layers
@@ -46,10 +39,17 @@ from unbounded.priors import UniformDepth as UniformDepth
 if TYPE_CHECKING:
     from unbounded.estimators import UDNClassifier as UDNClassifier
     from unbounded.estimators import UDNRegressor as UDNRegressor
+    from unbounded.exits import EarlyExit as EarlyExit
+    from unbounded.exits import EarlyPrediction as EarlyPrediction
     from unbounded.exporting import ExportError as ExportError
     from unbounded.exporting import export as export
     from unbounded.exporting import load_folder as load_folder
     from unbounded.exporting import save_folder as save_folder
+    from unbounded.files import FileError as FileError
+    from unbounded.files import load as load
+    from unbounded.files import save as save
+    from unbounded.generation import Generated as Generated
+    from unbounded.generation import generate as generate
     from unbounded.tables import BatchPredictor as BatchPredictor
     from unbounded.tables import TableModel as TableModel
     from unbounded.training import DiskData as DiskData
@@ -64,6 +64,13 @@ __version__ = "0.1.0"
 # Imported when they are first asked for: what needs more packages, such as scikit-learn, and
 # training, two thirds of the library, which nobody needs who only predicts.
 _LAZY = {
+    "EarlyExit": "unbounded.exits",
+    "EarlyPrediction": "unbounded.exits",
+    "FileError": "unbounded.files",
+    "load": "unbounded.files",
+    "save": "unbounded.files",
+    "Generated": "unbounded.generation",
+    "generate": "unbounded.generation",
     "DiskData": "unbounded.training",
     "HeldOutAscent": "unbounded.training",
     "Stream": "unbounded.training",

@@ -1,7 +1,7 @@
 """Families with one positive number λ: the paper's truncated Poisson, and one with a spread."""
 
 import math
-from statistics import NormalDist
+from functools import cache
 from typing import Any
 
 import torch
@@ -216,6 +216,13 @@ class _Scores(torch.autograd.Function):
         return (total * (-torch.expm1(-rates) / rates)).to(raw.dtype), None, None
 
 
+@cache
+def _normal_quantile(quantile: float) -> float:
+    from statistics import NormalDist  # with its fractions and decimals, only where it is needed
+
+    return NormalDist().inv_cdf(quantile)
+
+
 def poisson_quantile(rate: Tensor, quantile: float) -> Tensor:
     """The smallest k with P(X ≤ k) ≥ quantile for X ~ Poisson(rate), elementwise; no walk from 0.
 
@@ -223,7 +230,7 @@ def poisson_quantile(rate: Tensor, quantile: float) -> Tensor:
     P(X ≤ k) = Q(k+1, rate), is then evaluated on a few integers around it. The guess is off by
     less than the window for rates up to 10⁸ and quantiles up to 1 − 10⁻⁹.
     """
-    z = NormalDist().inv_cdf(quantile)
+    z = _normal_quantile(quantile)
     window = 4 + math.ceil(z * z / 6)
     rate = rate.double()[..., None]
     guess = (rate + z * rate.sqrt() + (z * z - 1) / 6).floor()
