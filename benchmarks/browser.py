@@ -196,9 +196,11 @@ class Browser:
         ]
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def picture(self, path: Path, clip: dict[str, float] | None = None) -> None:
+        """The page as PNG, whole or a part of it: x, y, width, height and scale."""
+        options: dict[str, Any] = {"format": "png", "captureBeyondViewport": True}
+        options |= {} if clip is None else {"clip": clip}
+        found = self.call("Page.captureScreenshot", **options)
         path.write_bytes(base64.b64decode(found["data"]))
 
 

@@ -618,6 +618,8 @@ def test_arguments_that_cannot_work(tmp_path, capsys):
         assert said in fails(capsys, "fit", path, "--out", tmp_path / "m.udn", *arguments)
     assert "there is no command 'fly'" in fails(capsys, "fly")
     assert listing(tmp_path) == {"t.csv"}
+    assert main([]) == 0  # somebody looks what there is
+    assert "COMMAND" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "report"])

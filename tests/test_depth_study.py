@@ -651,7 +651,8 @@ def test_minutes_end_between_populations(tmp_path, capsys):
     assert "are over; go on with --resume" in capsys.readouterr().out
     assert (tmp_path / "parts" / "settings.json").exists()
     (document,) = run(tmp_path, *words, "--resume")
-    assert {row["length"] for row in document["runs"] if row["model"] == "udn"} == {1}
+    lengths = {(row["model"], row["length"]) for row in document["runs"]}
+    assert lengths == {("fixed", 1), ("udn", 1), ("members", 2), ("dun", 1)}
     assert "| – | no |" not in (tmp_path / "table.md").read_text()  # one seed: few verdicts
     with pytest.raises(StudyError, match="--minutes must be positive"):
         run(tmp_path, "--minutes", "-1")

@@ -138,7 +138,8 @@ def temper(model: UDN, prediction: ClassPrediction, y: Tensor) -> float:
     cool = _change([model], of_classes=True)
     if cool is None:
         return 1.0
-    factor = math.exp(_log_factor(prediction, y, torch.ones(len(y)).to(y.device).double()))
+    once = torch.ones(len(y), dtype=torch.float64, device=y.device)
+    factor = math.exp(_log_factor(prediction, y, once))
     cool(factor)
     return factor
 
