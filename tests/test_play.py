@@ -98,7 +98,8 @@ def library(rule, dtype, norm):
         options |= {"depth_rule": ub.HeldOutAscent(reference=(1.5, 1.0), **ascent)}
         options |= {"average": 0.9, "clip": 0.3}
     prior = ub.PoissonDepth(1e4)  # whose pull λ follows: layers are born
-    model = ub.UDN(kind(2, WIDTH, 2, init=init), ub.Categorical(2), family, prior, seed=3)
+    layers = kind(2, WIDTH, 2, activation="relu", init=init)
+    model = ub.UDN(layers, ub.Categorical(2), family, prior, seed=3)
     model.to(dtype)
     first = {
         f"{role} {depth}": flat(growth.create(model, role, depth))

@@ -184,18 +184,21 @@ def batch_norm_layers() -> ub.CustomLayers:
     ("layers", "kind"),
     [
         (ub.Dense(2, 6, 2, activation="tanh"), DenseStack),
-        (ub.Dense(2, 6, 2, activation="gelu"), VmapStack),
+        (ub.Dense(2, 6, 2, activation="gelu"), DenseStack),
+        (ub.Dense(2, 6, 2, activation="mish"), VmapStack),
         (ub.Dense(2, 6, 2, shares_head=True, init="he"), DenseStack),
         (ub.PreNormDense(2, 6, 2), DenseStack),
         (ub.PreNormDense(2, 6, 2, activation="tanh", shares_head=True), DenseStack),
-        (ub.PreNormDense(2, 6, 2, activation="gelu"), VmapStack),
+        (ub.PreNormDense(2, 6, 2, activation="relu"), DenseStack),
+        (ub.PreNormDense(2, 6, 2, activation="mish"), VmapStack),
         (ub.TableDense(2, 6, 2, embedded=[0]), VmapStack),
         (ub.ResidualDense(2, 6, 2, identity=False), VmapStack),
         (ub.ResidualDense(2, 6, 2, shares_head=True), VmapStack),
         (batch_norm_layers(), VmapStack),
     ],
     ids=[
-        *("tanh", "gelu", "shared head", "pre-norm", "pre-norm, shared head", "pre-norm, gelu"),
+        *("tanh", "gelu", "mish", "shared head", "pre-norm", "pre-norm, shared head"),
+        *("pre-norm, relu", "pre-norm, mish"),
         *("tables", "residual", "residual, shared head", "batch norm"),
     ],
 )
@@ -227,7 +230,7 @@ def test_other_layers(layers, kind):
 
 
 @pytest.mark.parametrize("families", ["uniform", "mixed"])
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "silu", "gelu"])
 @pytest.mark.parametrize("shares_head", [False, True], ids=["own heads", "shared head"])
 @pytest.mark.parametrize("kind", [ub.Dense, ub.PreNormDense])
 def test_passes_by_hand_equal_the_modules_and_autograd(kind, shares_head, activation, families):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unbounded.layers import init as inits
 from unbounded.layers.base import Layers, Stack, all_plain, is_plain
-from unbounded.layers.dense_passes import NORM_EPS, dense_outputs
+from unbounded.layers.dense_passes import NORM_EPS, WRITTEN, dense_outputs
 from unbounded.layers.dense_stack import DenseStack
 from unbounded.layers.few_rows import (
     Function,
@@ -41,7 +41,7 @@ class Dense(Layers):
         in_features: size of the input x; inputs of more axes are not flattened for you.
         width: size of every hidden state (32 on the paper's spirals).
         out_features: size of a head's output: what the likelihood takes.
-        activation: "relu", "tanh", "gelu", "silu", "mish" or a callable.
+        activation: "relu", "tanh", "gelu", "silu", "mish" or a callable; None takes the class's own.
         init: "default" (torch's, the paper's), "he", or a callable that fills an `nn.Linear`
             of a hidden layer; None takes the class's own. Heads keep torch's default.
         shares_head: one head for all depths, as in Depth Uncertainty Networks.
@@ -49,6 +49,9 @@ class Dense(Layers):
 
     usual_init: ClassVar[str] = "default"
     """The initialisation where none is given."""
+
+    usual_activation: ClassVar[str] = "relu"
+    """The activation where none is given."""
 
     is_pre_norm: ClassVar[bool] = False
     """Whether layers behind the first normalise what they read, and add to it."""
@@ -59,17 +62,17 @@ class Dense(Layers):
         width: int,
         out_features: int,
         *,
-        activation: str | Activation = "relu",
+        activation: str | Activation | None = None,
         init: str | inits.Init | None = None,
         shares_head: bool = False,
     ):
         self.in_features = _size("in_features", in_features)
         self.width = _size("width", width)
         self.out_features = _size("out_features", out_features)
-        self.activation = activation
+        self.activation = self.usual_activation if activation is None else activation
         self.init = self.usual_init if init is None else init
         self.shares_head = shares_head
-        self._activation = _resolve_activation(activation)
+        self._activation = _resolve_activation(self.activation)
         self._init = inits.resolve(self.init)
 
     def hidden(self, depth: int) -> nn.Module:
@@ -89,7 +92,8 @@ class Dense(Layers):
         """
         hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
-            self.activation in DenseStack.ACTIVATIONS
+            self.activation in WRITTEN
+            and WRITTEN[str(self.activation)].keeps_value
             and not stack.is_differentiated_freely
             and len(heads) == len(hidden) - stack.first + 1
             and x.dim() == 2
@@ -111,11 +115,11 @@ class Dense(Layers):
     def stacked(
         self, hidden: Sequence[Sequence[nn.Module]], heads: Sequence[nn.Module]
     ) -> type[NetworkStack] | None:
-        """Batched products written out by hand, for plain layers with ReLU or tanh."""
+        """Batched products written out by hand, for plain layers with an activation of `WRITTEN`."""
         layers = [layer for of_one in hidden for layer in of_one]
         made = (
             type(self) in (Dense, PreNormDense)
-            and self.activation in DenseStack.ACTIVATIONS
+            and self.activation in WRITTEN
             and all(
                 is_plain(layer, self._kind(depth))
                 for of_one in hidden
@@ -191,10 +195,12 @@ class PreNormDense(Dense):
 
     LN brings each hidden state to mean 0 and deviation 1, without parameters of its own. What the
     layers before have found stays in the sum, so that deeper networks are as easy to train as
-    shallow ones, and a layer more changes little of what the heads behind it see.
+    shallow ones, and a layer more changes little of what the heads behind it see. φ is GELU if
+    nothing else is said: with it, fast spirals are learnt in a quarter of ReLU's time, and better.
     """
 
     usual_init = "he"
+    usual_activation = "gelu"
     is_pre_norm = True
     # Deeper than other layers' own: to come down from there loses little, to climb is slow, since
     # the heads of one network that are neighbours soon agree.

@@ -1,6 +1,6 @@
 """Forward and backward by hand: of a dense layer, plain or pre-norm, and of one plain network."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +11,49 @@ NORM_EPS = 1e-5
 """What a pre-norm layer adds to the variance."""
 
 
+class Written(NamedTuple):
+    """An activation φ that is written out: how it is applied, and its slope."""
+
+    apply: Callable[[Tensor, Tensor], Any]  # (linear, where φ of it goes), which may be one tensor
+    slope: Callable[[Tensor, Tensor, Tensor], Any]  # (signal, kept, where signal · φ′ goes)
+    keeps_value: bool  # whether `slope` goes by φ's value; else by what φ was given
+
+
+_ATEN = torch.ops.aten
+WRITTEN = {
+    "relu": Written(
+        lambda linear, out: torch.clamp_min(linear, 0, out=out),
+        lambda signal, kept, out: _ATEN.threshold_backward.grad_input(
+            signal, kept, 0, grad_input=out
+        ),
+        True,
+    ),
+    "tanh": Written(
+        lambda linear, out: torch.tanh(linear, out=out),
+        lambda signal, kept, out: _ATEN.tanh_backward.grad_input(signal, kept, grad_input=out),
+        True,
+    ),
+    "silu": Written(
+        lambda linear, out: _ATEN.silu.out(linear, out=out),
+        lambda signal, kept, out: _ATEN.silu_backward.grad_input(signal, kept, grad_input=out),
+        False,
+    ),
+    "gelu": Written(
+        lambda linear, out: _ATEN.gelu.out(linear, out=out),
+        lambda signal, kept, out: _ATEN.gelu_backward.grad_input(signal, kept, grad_input=out),
+        False,
+    ),
+}
+"""By name."""
+
+
 class Norm(NamedTuple):
     """What a pre-norm layer, h + φ(W LN(h) + b), writes besides its state."""
 
     normed: Tensor  # LN(h), (…, batch, width)
     mean: Tensor  # of h, (…, batch, 1)
     rstd: Tensor  # 1 / √(variance of h + ε), (…, batch, 1)
-    added: Tensor  # φ(…), (…, batch, width); may be where the state goes
+    kept: Tensor  # for the slope of φ, (…, batch, width); may be where the state goes
 
 
 def forward_layer(
@@ -27,6 +63,7 @@ def forward_layer(
     state: Tensor,
     activation: str,
     norm: Norm | None = None,
+    kept: Tensor | None = None,
 ) -> None:
     """state = φ(before · weight + bias), of one network `(batch, …)` or many `(member, batch, …)`.
 
@@ -35,28 +72,24 @@ def forward_layer(
         weight: transposed, `(…, in, out)`.
         bias: `(out,)` or `(member, 1, out)`.
         state: where the result goes, `(…, batch, out)`.
-        activation: one of `DenseStack.ACTIVATIONS`.
+        activation: a key of `WRITTEN`.
         norm: if given, state = before + φ(LN(before) · weight + bias), and this is filled.
+        kept: where what the slope of φ needs goes, if there is no norm; the state where it is None.
     """
-    source, value = before, state
+    source, kept, written = before, state if kept is None else kept, WRITTEN[activation]
     if norm is not None:
         normalise(before, norm, in_one=before.is_cuda)
-        source, value = norm.normed, norm.added
-    (torch.addmm if before.dim() == 2 else torch.baddbmm)(bias, source, weight, out=value)
-    if activation == "relu":
-        value.relu_()
-    else:
-        value.tanh_()
+        source, kept = norm.normed, norm.kept
+    (torch.addmm if before.dim() == 2 else torch.baddbmm)(bias, source, weight, out=kept)
+    value = kept if written.keeps_value else state
+    written.apply(kept, value)
     if norm is not None:
         torch.add(before, value, out=state)
 
 
-def differentiate(signal: Tensor, value: Tensor, activation: str, slope: Tensor) -> None:
-    """slope = signal · φ′, where φ has given `value`; slope may be the signal itself."""
-    if activation == "relu":
-        torch.ops.aten.threshold_backward.grad_input(signal, value, 0, grad_input=slope)
-    else:
-        torch.ops.aten.tanh_backward.grad_input(signal, value, grad_input=slope)
+def differentiate(signal: Tensor, kept: Tensor, activation: str, slope: Tensor) -> None:
+    """slope = signal · φ′ by what the layer has kept; slope may be the signal itself."""
+    WRITTEN[activation].slope(signal, kept, slope)
 
 
 def normalise(before: Tensor, norm: Norm, in_one: bool = False) -> None:
@@ -109,7 +142,7 @@ def dense_outputs(
         parameters: weight and bias of the layers 1 … last, then of the heads first … last.
         count: how many layers there are.
         first: the depth of the first head.
-        activation: one of `DenseStack.ACTIVATIONS`.
+        activation: a key of `WRITTEN` whose slope goes by its value.
     """
     outputs: Tensor = _Dense.apply(x, count, first, activation, *parameters)
     return outputs

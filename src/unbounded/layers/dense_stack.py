@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from unbounded.layers.dense_passes import Norm, differentiate, forward_layer, through_norm
+from unbounded.layers.dense_passes import (
+    WRITTEN,
+    Norm,
+    differentiate,
+    forward_layer,
+    through_norm,
+)
 from unbounded.layers.stacks import Extent, NetworkStack, ParameterBlock, Templates
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ class _Layer(NamedTuple):
     bias: Tensor  # (count, 1, out)
     state: Tensor  # (count, batch, out)
     norm: Norm | None  # of a pre-norm layer
+    kept: Tensor | None  # of a plain one, where that is not the state
     head: _Head | None
 
 
@@ -77,7 +84,7 @@ class _Slopes(NamedTuple):
     signal: Tensor  # (count, batch, out)
     headless: Tensor | None  # the part of the signal that no head writes
     behind: _Behind | None
-    value: Tensor  # of the activation, (count, batch, out)
+    kept: Tensor  # for the slope of the activation, (count, batch, out)
     slope: Tensor  # the signal itself, in place, where nothing needs it any more
     input: Tensor | None  # (count, batch, in); None for the first layer
     weight_grad: Tensor  # (count, out, in)
@@ -86,12 +93,9 @@ class _Slopes(NamedTuple):
 
 
 class DenseStack(NetworkStack):
-    """`Dense` and `PreNormDense` layers with ReLU or tanh, written out by hand."""
+    """`Dense` and `PreNormDense` layers with an activation of `WRITTEN`, written out by hand."""
 
     layers: "Dense"
-
-    ACTIVATIONS = ("relu", "tanh")
-    """Those that are written out here."""
 
     def allocate(
         self, extent: Extent, blocks: Sequence[ParameterBlock], templates: Templates
@@ -166,7 +170,9 @@ class DenseStack(NetworkStack):
         activation = str(self.layers.activation)
         for layer in layers:
             before = x[: layer.state.shape[0]] if layer.input is None else layer.input
-            forward_layer(before, layer.weight, layer.bias, layer.state, activation, layer.norm)
+            forward_layer(
+                before, layer.weight, layer.bias, layer.state, activation, layer.norm, layer.kept
+            )
             head = layer.head
             if head is not None:
                 torch.baddbmm(head.bias, head.weight, head.state, out=head.output)
@@ -195,7 +201,7 @@ class DenseStack(NetworkStack):
             before = layer.input
             if before is None:
                 before = x[: layer.signal.shape[0]]
-            differentiate(layer.signal, layer.value, activation, layer.slope)
+            differentiate(layer.signal, layer.kept, activation, layer.slope)
             _store(layer.weight_grad, layer.slope.mT, before)
             torch.sum(layer.slope, 1, out=layer.bias_grad)
         for packed, staged in self._staged.values():
@@ -251,7 +257,10 @@ class DenseStack(NetworkStack):
                 place = outputs[level - 1, rows]
                 head = _Head(head_weight, head_bias.unsqueeze(2), state[rows].mT, place)
             norm = self._norm(level, state[:count], keeps)
-            layers.append(_Layer(before, weight.mT, bias.unsqueeze(1), state[:count], norm, head))
+            kept = self._kept(level, state[:count]) if keeps and norm is None else None
+            layers.append(
+                _Layer(before, weight.mT, bias.unsqueeze(1), state[:count], norm, kept, head)
+            )
         return layers
 
     def _slopes(self, x: Tensor) -> list[_Slopes]:
@@ -275,14 +284,16 @@ class DenseStack(NetworkStack):
             if slopes:
                 behind = self._behind(level, signal, slopes[-1], states)
             before = None if level == 1 else states[level - 2, :count]
-            norm = self._norm(level, states[level - 1, :count], True)
+            state = states[level - 1, :count]
+            norm = self._norm(level, state, True)
+            kept = self._kept(level, state) if norm is None else norm.kept
             slope = signal if norm is None else self._buffer("slopes", x, signal.shape)
             slopes.append(
                 _Slopes(
                     signal[:count],
                     signal[:start] if start and not joint else None,
                     behind,
-                    states[level - 1, :count] if norm is None else norm.added,
+                    state if kept is None else kept,
                     slope[:count],
                     before if norm is None else norm.normed,
                     *self._grads(*self.hidden[level], slice(0, count)),
@@ -315,8 +326,16 @@ class DenseStack(NetworkStack):
             self._buffer(f"{name} {what}", state, (*kept, size))[row, :count]
             for what, size in (("normed", width), ("mean", 1), ("rstd", 1))
         )
-        added = self._buffer("added", state, (*kept, width))[row, :count] if keeps else state
-        return Norm(normed, mean, rstd, added)
+        own = self._buffer("kept", state, (*kept, width))[row, :count] if keeps else state
+        return Norm(normed, mean, rstd, own)
+
+    def _kept(self, level: int, state: Tensor) -> Tensor | None:
+        """Where a plain layer keeps what its activation was given, if its slope goes by that."""
+        if WRITTEN[str(self.layers.activation)].keeps_value:
+            return None
+        plain = 1 if self.layers.is_pre_norm else self.extent.running
+        shape = (plain, self.extent.members, *state.shape[1:])
+        return self._buffer("linear", state, shape)[level - 1, : state.shape[0]]
 
     def _joint(self, x: Tensor) -> bool:
         """Whether the heads of all depths are one product: fewer kernels for a GPU."""

@@ -154,10 +154,17 @@ def _silu(x: Floats) -> Floats:
     return x
 
 
-# Not GELU: NumPy has no error function.
+def _gelu(x: Floats) -> Floats:
+    from scipy.special import ndtr  # NumPy has no error function
+
+    x *= ndtr(x)
+    return x
+
+
 _ACTIVATIONS: dict[Any, Function] = {
     torch.relu: lambda x: np.maximum(x, 0.0, out=x),
     torch.tanh: lambda x: np.tanh(x, out=x),
+    F.gelu: _gelu,
     F.silu: _silu,
     F.mish: _mish,
 }
