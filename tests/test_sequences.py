@@ -431,7 +431,7 @@ def test_short_integers_are_tokens(kind):
         nets[0].predict(short.to(torch.int64).add(V).to(short.dtype))
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch reads it, not we
+@pytest.mark.usefixtures("compiler")
 def test_compiled_blocks_give_the_same(monkeypatch):
     compiled, real, ends = [], torch.compile, []
 
