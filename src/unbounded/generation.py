@@ -135,7 +135,7 @@ class _Writer:
         if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.shape[1]:
             found = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
             raise ValueError(
-                f"the prompt must be a tensor of tokens (batch, time), one or more each, got {found}"
+                f"the prompt must be a tensor of tokens (batch, time), one at least, got {found}"
             )
         layers.check_inputs(prompt)
         total = prompt.shape[1] + length - 1  # the last token is not read
