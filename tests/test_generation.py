@@ -117,13 +117,19 @@ def test_bad_arguments_are_one_clear_error():
         ({"length": 0}, "length must be"),
         ({"temperature": -1.0}, "temperature must be"),
         ({"top_k": 0}, "top_k must be"),
+        ({"top_k": 1.5}, "top_k must be"),
         ({"sure": 1.5}, "sure must be"),
         ({"within": 0.0}, "within must be"),
-        ({"prompt": prompt[:, :0]}, "prompt must be tokens"),
+        ({"prompt": prompt[:, :0]}, r"prompt must be a tensor of tokens .* got \(1, 0\)"),
+        ({"prompt": prompt.tolist()}, "prompt must be a tensor of tokens .* got list"),
         ({"prompt": prompt + V}, "tokens must be in"),
     ):
         with pytest.raises(ValueError, match=words):
             ub.generate(net, **{"prompt": prompt, "length": 2, **options})
+    by_sequence = model(likelihood=ub.Tokens(V, mix="sequence"))
+    for option in ("sure", "within"):
+        with pytest.raises(ValueError, match="are for tokens mixed by token"):
+            by_sequence.generate(prompt, 2, **{option: 0.5})
     with pytest.raises(ValueError, match="causal"):
         ub.generate(model(causal=False), prompt, 1)
     dense = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))

@@ -1,10 +1,12 @@
 """`unbounded reproduce sequences`: a small run of each task, interruptions, and its errors."""
 
 import argparse
+import re
 
 import pytest
 import torch
 
+import unbounded as ub
 from unbounded.data.sequences import Text
 from unbounded.experiments import StudyError, records, sequences
 from unbounded.experiments.sequences import recipe, runs, table, verdicts
@@ -74,6 +76,69 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert without_time(rows) == without_time(whole)
 
 
+def test_files_are_kept_that_these_settings_would_make(tmp_path, monkeypatch, capsys):
+    text, out, real, trained = tmp_path / "text.txt", tmp_path / "out", runs.train, []
+    text.write_text("the cat sat on the mat. " * 40)
+
+    def train(run, *arguments):
+        trained.append(run.name)
+        return real(run, *arguments)
+
+    def again(*more):
+        trained.clear()
+        sequences.run(options(out, "--tasks", "hops", "text", "--data", str(text), *more))
+        return set(trained)
+
+    monkeypatch.setattr(runs, "train", train)
+    whole = again()
+    assert {"text-0.1-udn-0", "text-1-depth2-0", "hop-1-depth2-0"} < whole
+    assert not (out / "parts").exists()
+    assert again("--resume") == set()
+    assert f"{len(whole)} of {len(whole)} networks are there already" in capsys.readouterr().out
+    assert again("--resume", "--depths", "1-3") == {"hop-1-depth3-0"}
+    assert again("--resume", "--text-reference", "2", "1") == {"text-0.1-udn-0", "text-1-udn-0"}
+    assert "(text_reference), to be trained again: text-1-udn-0.json" in capsys.readouterr().out
+    assert again("--resume", "--most", "9", "--text-reference", "2", "1") == {"hop-1-udn-0"}
+    assert len(again("--text-reference", "2", "1")) == len(whole)  # all of them, without --resume
+    # An earlier version's files do not say what text started from, nor that it was not bfloat16.
+    for path in out.glob("*-0.json"):
+        old = records.read_json(path)
+        del old["configuration"]["text_reference"], old["configuration"]["bf16"]
+        records.write_json(path, old)
+    assert again("--resume") == {"text-0.1-udn-0", "text-1-udn-0"}
+    assert again("--resume", "--bf16") == whole
+
+
+def test_the_page_says_which_settings_differ(tmp_path):
+    words = ("--tasks", "hops")
+    sequences.run(options(tmp_path, *words))
+    assert "different settings" not in table.write(tmp_path)
+    rest = ("--resume", "--depths", "1-3", "--text-steps", "7")
+    sequences.run(options(tmp_path, *words, *rest))
+    assert "different settings" not in table.write(tmp_path)  # none that these depend on
+    other = records.read_json(tmp_path / "hop-1-udn-0.json")
+    other["configuration"]["most"] = 7
+    other["run"]["seed"] = 1
+    records.write_json(tmp_path / "hop-1-udn-1.json", other)
+    assert table.write(tmp_path).startswith(
+        "**These networks are of runs with different settings: most.**"
+    )
+
+
+def test_text_has_a_reference_of_its_own():
+    settings = recipe.Settings(text_reference=(5.0, 2.5))
+    for run in recipe.plan(settings):
+        if run.depth is None:
+            model = recipe.build(run, 9, settings)
+            rule = recipe.fitting(run, 10, settings)["depth_rule"]
+            is_text = run.problem.task == "text"
+            assert rule.reference == ((5.0, 2.5) if is_text else None)
+            assert rule.most == (settings.text_most if is_text else settings.most)
+            expected = ub.TruncatedNormal(*((5.0, 2.5) if is_text else model.layers.reference))
+            assert model.depth.mean() == pytest.approx(expected.mean())
+    assert recipe.Settings().text_reference == (6.0, 3.0)
+
+
 def test_a_network_goes_on_from_its_checkpoint(tmp_path):
     settings = recipe.settings_of(options(tmp_path))
     run = next(run for run in recipe.plan(settings) if run.problem.task == "hops")
@@ -91,6 +156,7 @@ def test_errors_are_one_line(tmp_path, capsys):
         (("--width", "7"), "--width must be a multiple"),
         (("--lr", "2"), "--lr must be between"),
         (("--minutes", "0"), "--minutes must be positive"),
+        (("--text-reference", "3", "0"), "--text-reference must be a place and a spread above 0"),
         (("--data", str(tmp_path / "none.txt")), "there is no text file"),
         (("--tasks", "text"), "needs --data FILE"),
     ):
@@ -118,9 +184,18 @@ def test_what_matters_most_comes_first():
     found = recipe.plan(settings)
     assert len({run.name for run in found}) == len(found)
     names = {problem.name for problem in recipe.problems(settings)}
-    first = found[: len(names)]
+    first = found[: len(names) + 3]
     assert {run.problem.name for run in first} == names
-    assert all(run.depth is None and run.seed == 0 for run in first)
+    assert all(run.depth is None for run in first)
+    assert [run.name for run in first[:2]] == ["text-1-udn-0", "text-1-udn-1"]
+    assert {run.problem.task for run in first if run.seed} == {"text"}
+    stages = [
+        [name for name in (run.name for run in found) if re.fullmatch(pattern, name)]
+        for pattern in (r"hop-\d+-depth[78]-0", r"word-.*-depth\d-0", r"hop-\d+-udn-1")
+    ]
+    assert [len(stage) for stage in stages] == [10, 48, 5]
+    places = [[run.name for run in found].index(name) for stage in stages for name in stage]
+    assert places == sorted(places)
     assert [run.depth for run in found if run.name.startswith("text-0.1")] == [None, None]
     sizes = {}
     for run in found:

@@ -412,6 +412,44 @@ def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
     assert result.best_row["val_perplexity"] > 1
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int16", "uint16", "uint32"])
+def test_short_integers_are_tokens(kind):
+    x, y = tokens(), tokens(seed=1)
+    nets = [ub.UDN(ub.TransformerLayers(V, 8, heads=2), ub.Tokens(V)) for _ in range(3)]
+    short = x.to(getattr(torch, kind))
+    for net, inputs, targets in (
+        (nets[0], x, y),
+        (nets[1], short, y.to(getattr(torch, kind))),
+        (nets[2], short.numpy(), y.numpy().astype(kind)),
+    ):
+        ub.fit(net, inputs, targets, epochs=1, batch_size=3, progress=False)
+    expected = nets[0].predict(x).log_probs
+    assert all(torch.equal(net.predict(short).log_probs, expected) for net in nets)
+    written = nets[0].generate(x[:2], 3, temperature=0).tokens
+    assert torch.equal(nets[1].generate(short[:2], 3, temperature=0).tokens, written)
+    with pytest.raises(ValueError, match="tokens must be in 0 … 6"):
+        nets[0].predict(short.to(torch.int64).add(V).to(short.dtype))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_compiled_blocks_give_the_same(monkeypatch):
+    compiled, real, ends = [], torch.compile, []
+
+    def compile(function, **options):
+        compiled.append(function)
+        return real(function, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    x, y = shifted(8, 5)
+    for compiles in (False, True):
+        net = model(ub.FixedDepth(2))
+        net.network.configure(compiles=compiles)
+        ub.fit(net, x, y, epochs=2, batch_size=4, progress=False)
+        ends.append(net.predict(x).log_probs)
+    assert set(net.network.hidden.values()) <= set(compiled)
+    torch.testing.assert_close(*ends)
+
+
 def test_graphs_take_tokens():
     x, y = shifted(16)
     ends = []
@@ -451,12 +489,16 @@ BAD = {
     "positions must have shape": lambda x, y: ((x, None, torch.arange(8)[None]), y),
     "positions must be at least 0 and below 8": lambda x, y: ((x, None, x + 4), y),
     "an input has the parts": lambda x, y: ({"token": x}, y),
+    "learnt positions are integers": lambda x, y: ((x, None, x.double()), y),
+    r"tokens must be integers of shape .* of torch.bool": lambda x, y: (x > 2, y),
+    "a Stream brings its own targets": lambda x, y: (ub.Stream(lambda _: (x, y), 1, 9), y),
 }
 
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_input_is_one_clear_error(words):
-    net = ub.UDN(ub.TransformerLayers(V, 8, heads=2, max_length=8), ub.Tokens(V))
+    places = {"positions": "learnt", "max_length": 8}
+    net = ub.UDN(ub.TransformerLayers(V, 8, heads=2, **places), ub.Tokens(V))
     x, y = shifted(16)
     x, y = BAD[words](x, y)
     with pytest.raises(ValueError, match=words) as caught:

@@ -85,12 +85,13 @@ def generate(
         generator: of the draws; torch's default one by default.
 
     Raises:
-        ValueError: if the prompt is no such tensor, or the sequence would outgrow the positions.
+        ValueError: if the prompt is no such tensor, or the sequence would outgrow the positions;
+            or if tokens are to leave early where the likelihood mixes by sequence.
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be at least 0, got {temperature}")
-    if top_k is not None and (isinstance(top_k, bool) or top_k < 1):
-        raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+    if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
+        raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
     if isinstance(sure, int | float):
         if not 0 < sure <= 1:
             raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
@@ -102,7 +103,7 @@ def generate(
     gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
     with evaluating(model), gradless:
         writer = _Writer(model, prompt, int(length), sure, within)
-        new, log_probs, depths = prompt.to(writer.device), [], []
+        new, log_probs, depths = prompt.to(writer.device, torch.long), [], []
         tokens = new
         for _ in range(int(length)):
             mixture = writer.read(new)
@@ -132,7 +133,10 @@ class _Writer:
         if not isinstance(likelihood, Tokens):
             raise ValueError(f"generate needs Tokens, got {type(likelihood).__name__}")
         if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.shape[1]:
-            raise ValueError("the prompt must be tokens of shape (batch, time), at least one each")
+            found = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
+            raise ValueError(
+                f"the prompt must be a tensor of tokens (batch, time), one at least, got {found}"
+            )
         layers.check_inputs(prompt)
         total = prompt.shape[1] + length - 1  # the last token is not read
         if layers.max_length is not None and total > layers.max_length:
@@ -145,7 +149,12 @@ class _Writer:
         self.hidden, self.first = stack.hidden, stack.first
         self.heads = HeadsTogether(list(stack.heads) * (len(log_q) if len(stack.heads) == 1 else 1))
         self.by_sequence = likelihood.mix == "sequence"
-        self.exit, self.within = (None, None) if self.by_sequence else (exit, within)
+        if self.by_sequence and (exit is not None or within is not None):
+            raise ValueError(
+                "sure and within are for tokens mixed by token: by Tokens(mix='sequence') every "
+                "depth must say what a token tells of it"
+            )
+        self.exit, self.within = exit, within
         self.asked = self._asked(log_q)
         self.device = log_q.device
         # (depth, batch): by sequence each has a posterior of its own.

@@ -24,6 +24,7 @@ from unbounded.priors import DepthPrior, GaussianWeights, PoissonDepth, WeightPr
 if TYPE_CHECKING:
     from unbounded.exits import EarlyExit, EarlyPrediction
     from unbounded.frozen import Frozen
+    from unbounded.generation import Generated
 
 
 class DepthPosterior(NamedTuple):
@@ -187,6 +188,18 @@ class UDN(nn.Module):
         from unbounded.predictive import predict
 
         return predict(self, x) if exit is None else predict(self, x, exit=exit)
+
+    def generate(self, prompt: Tensor, length: int, **options: Any) -> "Generated":
+        """Sequences continued by `length` tokens, from the mixture over depths.
+
+        Args:
+            prompt: tokens to begin with, `(batch, time)`.
+            length: how many to add.
+            options: temperature, top_k, sure, within, generator; see `unbounded.generate`.
+        """
+        from unbounded.generation import generate
+
+        return generate(self, prompt, length, **options)
 
     def freeze(self, *, depth: int | None = None, min_mass: float | None = None) -> "Frozen":
         """A plain finite `nn.Module`: the layers and heads with mass, and q(ℓ) as constants.

@@ -14,6 +14,9 @@ import torch
 from unbounded import atomic
 from unbounded.experiments import StudyError
 
+NOTE = "settings.json"
+"""In the folder of a study's unfinished work: what its numbers depend on."""
+
 
 def versions(device: str | torch.device = "cpu") -> dict[str, Any]:
     """Versions and machine, without names of people or places."""
@@ -74,7 +77,7 @@ def open_parts(
         OSError: if nothing can be written there.
         StudyError: if the interrupted run was another one, or a folder is none of a study's.
     """
-    described, note = plain(described), parts / "settings.json"
+    described, note = plain(described), parts / NOTE
     if resume and note.exists():
         before = read_json(note)
         differing = [k for k in described if before.get(k) != described[k]]

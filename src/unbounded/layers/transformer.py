@@ -15,6 +15,7 @@ from unbounded.layers.dense import _size
 POSITIONS = ("rotary", "learnt", "none")
 _BASE = 10_000.0  # of the wavelengths of rotary positions
 _EPS = 1e-6
+_BARE = (torch.uint16, torch.uint32, torch.uint64)  # torch has no minimum of these
 
 
 class KeyValues:
@@ -150,6 +151,8 @@ class TransformerLayers(Layers):
         """
         tokens, mask, positions = _parts(x)
         _check_shapes(tokens, mask, positions)
+        if tokens.dtype not in (torch.int64, torch.int32):
+            tokens = tokens.long()  # an embedding takes no shorter ones
         time = tokens.shape[1]
         if self.max_length is not None and start + time > self.max_length:
             raise ValueError(
@@ -180,7 +183,7 @@ class TransformerLayers(Layers):
     def check_inputs(self, x: trees.Tree) -> None:
         """Integer tokens `(batch, time)` of the vocabulary, positions that there are."""
         tokens, mask, positions = _parts(x)
-        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dim() != 2:
+        if not isinstance(tokens, Tensor) or not _counts(tokens) or tokens.dim() != 2:
             raise ValueError(
                 "tokens must be integers of shape (rows, time), got "
                 f"{tuple(tokens.shape)} of {tokens.dtype}"
@@ -188,10 +191,14 @@ class TransformerLayers(Layers):
         _check_shapes(tokens, mask, positions)
         if not tokens.numel():
             return
+        if tokens.dtype in _BARE:
+            tokens = tokens.long()
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.vocabulary:
             raise ValueError(f"tokens must be in 0 … {self.vocabulary - 1}, got {low} … {high}")
         if positions is not None and positions.numel():
+            if self.positions == "learnt" and not _counts(positions):
+                raise ValueError(f"learnt positions are integers, got {positions.dtype}")
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or (self.max_length is not None and high >= self.max_length):
                 last = "" if self.max_length is None else f" and below {self.max_length}"
@@ -378,6 +385,11 @@ def _check_shapes(tokens: Tensor, mask: Tensor | None, positions: Tensor | None)
         raise ValueError(f"the mask must be True or False for each token, got {mask.dtype}")
     if positions is not None and positions.shape != (rows, time):
         raise ValueError(f"positions must have shape {(rows, time)}, got {tuple(positions.shape)}")
+
+
+def _counts(numbers: Tensor) -> bool:
+    """Whether they are integers."""
+    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
 
 
 def _waves(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:

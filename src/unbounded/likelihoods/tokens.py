@@ -129,6 +129,7 @@ class Tokens(Likelihood):
                 f"token targets must be integers of shape (rows, time), got {tuple(y.shape)} of "
                 f"{str(y.dtype).removeprefix('torch.')}"
             )
+        y = y.long()
         counted = y[y != self.ignored]
         if y.numel() and not counted.numel():
             raise ValueError(f"all targets are ignored ({self.ignored}): none is left to count")
@@ -139,7 +140,7 @@ class Tokens(Likelihood):
                     f"token targets must be in 0 … {self.vocabulary - 1}, or {self.ignored} for "
                     f"those that do not count, got {low} … {high}"
                 )
-        return y.long()
+        return y
 
     def check_training_targets(self, y: Tensor) -> None:
         """Every row must have a target that counts: else a batch could be without."""

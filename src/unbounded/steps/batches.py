@@ -344,6 +344,10 @@ def check_processes(processes: Processes, batch_size: int, sets: dict[str, "Batc
         )
 
 
+_SIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+"""Kinds of numbers that torch can do little with, and what holds the same."""
+
+
 def as_tensor(values: Any, what: str) -> Tensor:
     """A tensor of a tensor, an array, a frame or nested lists."""
     if isinstance(values, Tensor):
@@ -357,7 +361,8 @@ def as_tensor(values: Any, what: str) -> Tensor:
         array = np.array(array, dtype=array.dtype.newbyteorder("="))  # torch takes neither
     if not array.flags.writeable:
         array = array.copy()
-    return torch.from_numpy(array)
+    found = torch.from_numpy(array)
+    return found.to(_SIGNED.get(found.dtype, found.dtype))
 
 
 def as_inputs(values: Any, model: "UDN") -> trees.Tree:

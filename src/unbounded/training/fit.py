@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from torch.utils.data import DataLoader
+
 from unbounded import atomic, parallel
 from unbounded.engines import Eager, Engine, Graphs, Stacked
 from unbounded.engines.base import Birth, TrainingTask, refuse
@@ -17,6 +19,7 @@ from unbounded.steps.disk import DiskData
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.step import uncompiled
+from unbounded.steps.streams import Stream
 from unbounded.training.callbacks import Callback
 from unbounded.training.fingerprint import check_words, describe
 from unbounded.training.history import History
@@ -274,6 +277,8 @@ def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
 
 
 def _data(x: Any, y: Any, weights: Any) -> Any:
+    if y is not None and isinstance(x, Stream | DataLoader | ImageData | DiskData):
+        raise ValueError(f"a {type(x).__name__} brings its own targets: leave y out")
     if weights is not None and y is None:
         raise ValueError("weights goes with x and y; a tuple (x, y, weights) holds them itself")
     return x if y is None else (x, y) if weights is None else (x, y, weights)

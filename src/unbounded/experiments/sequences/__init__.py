@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hops", help="k of the induction tasks (default: 1 2 4 8 16)", **many)
     add("--groups", nargs="+", metavar="NAME", help="S3, A5, Z60 (default: all)")
     add("--lengths", help="of word problems (default: 8 16)", **many)
-    add("--depths", help="the fixed ones, as 1-4 or 1 2 4 (default: 1-6)", **many)
+    add("--depths", help="the fixed ones, as 1-4 or 1 2 4 (default: 1-8)", **many)
     add("--text-depths", help="those of text (default: 1-8)", **many)
     add("--seeds", help="of data and weights (default: 0-1)", **many)
     add("--width", type=int, help=f"of hidden states (default: {usual.width})")
@@ -53,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--looks", type=int, help=f"how often depth may move (default: {usual.looks})")
     add("--most", type=int, help=f"tokens that a look counts, at most (default: {usual.most})")
     add("--text-most", type=int, help=f"the same of text (default: {usual.text_most})")
+    place, spread = usual.text_reference
+    start = f"place and spread that depth starts from on text (default: {place:g} {spread:g})"
+    add("--text-reference", type=float, nargs=2, metavar=("PLACE", "SPREAD"), help=start)
     add("--equal", help="fixed depths at equal parameters (default: 2 3 4 8 12)", **many)
     blocks = f"these are those of so many usual blocks (default: {usual.equal_to})"
     add("--equal-to", type=int, help=blocks)
@@ -82,8 +85,15 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     if not planned:
         raise StudyError("there is nothing to do: the task text needs --data FILE")
     parts, names = options.out / "parts", [f"{run.name}.json" for run in planned]
-    described = dataclasses.asdict(settings) | {"text": recipe.digest(text), "bf16": options.bf16}
-    shares.planned(lambda: records.open_parts(parts, described, names, options.resume))
+    described = runs.described(settings, recipe.digest(text), options.bf16)
+
+    def opened() -> None:
+        looks_back = options.resume and not (parts / records.NOTE).exists()
+        records.open_parts(parts, described, names, options.resume)
+        if looks_back:
+            _kept(planned, described, options.out, parts)
+
+    shares.planned(opened)
     if options.quick and processes.is_first:
         show("quick: small networks, short training: how it goes, not how good it is")
     place = runs.Place(
@@ -96,15 +106,37 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     threads = one_thread() if options.quick else nullcontext()
     with records.resumable(options.out, parts), threads:
-        return _run(planned, settings, place, options)
+        return _run(planned, settings, described, place, options)
+
+
+def _kept(planned: list[recipe.Run], described: dict[str, Any], folder: Path, parts: Path) -> None:
+    """Take for done what is in the folder and was made by these settings; say what was not."""
+    kept, others = 0, dict[str, list[str]]()
+    for run in planned:
+        path = folder / f"{run.name}.json"
+        if not path.exists():
+            continue
+        differing = runs.differing(records.read_json(path), run, described)
+        if differing:
+            others[path.name] = differing
+        else:
+            kept += 1
+            records.write_text(parts / f"{run.name}.done", "")
+    show(f"{kept} of {len(planned)} networks are there already")
+    if others:
+        names = ", ".join(sorted({name for found in others.values() for name in found}))
+        show(f"of other settings ({names}), to be trained again: {', '.join(others)}")
 
 
 def _run(
-    planned: list[recipe.Run], settings: Settings, place: runs.Place, options: argparse.Namespace
+    planned: list[recipe.Run],
+    settings: Settings,
+    described: dict[str, Any],
+    place: runs.Place,
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     start = time.perf_counter()
     until = math.inf if options.minutes is None else start + 60 * options.minutes
-    digest = recipe.digest(place.text)
 
     def done(one: recipe.Run) -> Path | None:
         """The file of a run that is finished, now or in the run that is resumed."""
@@ -117,7 +149,7 @@ def _run(
                 break
             row = runs.train(one, settings, place)
             with interrupts.shielded():
-                document = runs.document(row, settings, place, digest)
+                document = runs.document(row, described, place)
                 records.write_json(options.out / f"{one.name}.json", document)
                 records.write_text(place.parts / f"{one.name}.done", "")
     with shares.concluded() as is_mine:

@@ -54,6 +54,8 @@ class Settings:
         most: tokens of a look that the depth rule counts, at most. The ten nats that a layer
             must gain are 10/most nats a token.
         text_most: the same for held-out characters of a text, where small gains count.
+        text_reference: place and spread that q(ℓ) starts from on a text, whose blocks each gain
+            a little; elsewhere it starts from the layers' own.
         test_rows: fresh sequences that the result is measured on; of text so many windows at
             most, and as many to follow the training by.
         text_length: characters of a window.
@@ -68,7 +70,7 @@ class Settings:
     hops: tuple[int, ...] = (1, 2, 4, 8, 16)
     groups: tuple[str, ...] = GROUPS
     lengths: tuple[int, ...] = (8, 16)
-    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     text_depths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     seeds: tuple[int, ...] = (0, 1)
     width: int = 128
@@ -85,6 +87,7 @@ class Settings:
     average: float = 0.99
     most: int = 1024
     text_most: int = 4096
+    text_reference: tuple[float, float] = (6.0, 3.0)
     test_rows: int = 1024
     text_length: int = 128
     text_rows: int = 64
@@ -211,17 +214,22 @@ def plan(settings: Settings) -> list[Run]:
     return sorted(found, key=partial(_rank, first=settings.seeds[0]))
 
 
-def _rank(run: Run, first: int) -> tuple[int, ...]:
-    """UDNs, then fixed depths, of the first seed; then the text again, where seeds differ most."""
-    problem, is_first = run.problem, run.seed == first
+def _rank(run: Run, first: int) -> tuple[float, ...]:
+    """UDNs, of text all of them; fixed depths of the first seed; the text again; other seeds.
+
+    Seeds differ most on text.
+    """
+    problem, is_first, model = run.problem, run.seed == first, run.model
+    is_text, is_words = problem.task == "text", problem.task == "words"
     task = ("text", "hops", "words").index(problem.task)
     stage = 4
     if is_first:
-        stage = {"udn": 0, "fixed": 3 if problem.task == "words" else 1, "equal": 3}[run.model]
-    elif problem.task == "text" and run.model != "equal":
-        stage = 2
-    # What needs more depth than there is comes last.
-    return (stage, problem.task == "hops" and problem.number > 8, task)
+        stage = {"udn": 0, "fixed": 3 if is_words else 1, "equal": 3}[model]
+    elif is_text and model != "equal":
+        stage = 0 if model == "udn" else 2
+    # Of other seeds, UDNs before the rest; else what needs more depth than there is comes last.
+    late = model != "udn" if stage == 4 else problem.task == "hops" and problem.number > 8
+    return (stage, late, task, -problem.number if is_text else 0)
 
 
 def equal_width(depth: int, settings: Settings) -> int:
@@ -246,7 +254,8 @@ def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
     width = settings.width if run.width is None else run.width
     layers = TransformerLayers(vocabulary, width, heads=settings.heads)
     likelihood = Tokens(vocabulary, score="bits_per_character" if is_text else "accuracy")
-    family = FixedDepth(run.depth) if run.depth is not None else TruncatedNormal(*layers.reference)
+    start = settings.text_reference if is_text else layers.reference
+    family = TruncatedNormal(*start) if run.depth is None else FixedDepth(run.depth)
     return UDN(layers, likelihood, family, seed=run.seed)
 
 
@@ -261,9 +270,33 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
         "select": "log_score",
     }
     if run.depth is None:
-        is_text = run.problem.task == "text"
-        found["depth_rule"] = HeldOutAscent(most=settings.text_most if is_text else settings.most)
+        found["depth_rule"] = (
+            HeldOutAscent(reference=settings.text_reference, most=settings.text_most)
+            if run.problem.task == "text"
+            else HeldOutAscent(most=settings.most)
+        )
     return found
+
+
+OLD = {"bf16": False}
+"""Settings that files of earlier versions do not name."""
+_MATTERS = {
+    "all": ["width", "heads", "looks", "lr", "average", "test_rows", "bf16"],
+    "hops": ["hop_length", "letters", "mixed", "rows", "steps"],
+    "words": ["word_rows", "word_steps"],
+    "text": ["text_length", "text_rows", "text_steps", "text"],
+}
+_OF_DEPTH = {"hops": ["most"], "words": ["most"], "text": ["text_most", "text_reference"]}
+
+
+def matters(task: str, model: str) -> list[str]:
+    """Names of the settings that the numbers of a network depend on, besides what it is called.
+
+    Args:
+        task: "hops", "words" or "text".
+        model: "udn", "fixed" or "equal".
+    """
+    return _MATTERS["all"] + _MATTERS[task] + (_OF_DEPTH[task] if model == "udn" else [])
 
 
 @dataclass(frozen=True)
@@ -332,6 +365,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if not 0 < options.lr < 1:
             raise StudyError(f"--lr must be between 0 and 1, got {options.lr:g}")
         changes["lr"] = options.lr
+    if options.text_reference is not None:
+        place, spread = options.text_reference
+        if not (math.isfinite(place) and 0 < spread < math.inf):
+            raise StudyError(
+                "--text-reference must be a place and a spread above 0, "
+                f"got {place:g} and {spread:g}"
+            )
+        changes["text_reference"] = (place, spread)
     settings = replace(usual, **changes)
     if settings.width % (2 * settings.heads):
         raise StudyError(f"--width must be a multiple of twice --heads, {2 * settings.heads}")

@@ -17,11 +17,13 @@ from unbounded.engines import Eager, Engine, Graphs
 from unbounded.experiments import records
 from unbounded.experiments.depth.runs import probabilities, trace
 from unbounded.experiments.sequences.recipe import (
+    OLD,
     Problem,
     Run,
     Settings,
     build,
     fitting,
+    matters,
     task_of,
     text_parts,
 )
@@ -182,11 +184,30 @@ def score(run: Run, model: UDN, result: FitResult, data: Data, settings: Setting
     return row
 
 
-def document(row: Row, settings: Settings, place: Place, text: str | None) -> dict[str, Any]:
+def described(settings: Settings, text: str | None, bf16: bool) -> dict[str, Any]:
+    """All that the numbers depend on, as files say it.
+
+    Args:
+        settings: of the study.
+        text: what tells it from others, if there is one.
+        bf16: whether layers run in bfloat16.
+    """
+    found: dict[str, Any] = records.plain(dataclasses.asdict(settings))
+    return found | {"text": text, "bf16": bf16}
+
+
+def document(row: Row, described: dict[str, Any], place: Place) -> dict[str, Any]:
     """The file of one run."""
     return {
         "study": "sequences",
         "run": row,
-        "configuration": records.plain(dataclasses.asdict(settings)) | {"text": text},
+        "configuration": described,
         "versions": records.versions(place.device),
     }
+
+
+def differing(document: dict[str, Any], run: Run, described: dict[str, Any]) -> list[str]:
+    """Names of the settings by which a run would now differ from that of a file."""
+    before = OLD | document.get("configuration", {})
+    names = matters(run.problem.task, run.model)
+    return [name for name in names if before.get(name) != described[name]]

@@ -14,6 +14,7 @@ from typing import Any
 from unbounded.experiments import records
 from unbounded.experiments.pages import SUBSCRIPTS, markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.sequences import figures
+from unbounded.experiments.sequences.recipe import OLD, matters
 from unbounded.experiments.sequences.verdicts import (
     Judged,
     by_depth,
@@ -37,10 +38,8 @@ def write(folder: Path) -> str:
     """Write the table and the figures of the results in a folder; returns `table.md`."""
     documents = read(folder)
     rows = [document["run"] for document in documents]
-    settings = [document["configuration"] for document in documents]
-    loud = ""
-    if any(one != settings[0] for one in settings):
-        loud = "These networks are of several runs with different settings."
+    several = _several(documents)
+    loud = f"These networks are of runs with different settings: {several}." if several else ""
     timed = folder / BENCHMARK
     benchmark = records.read_json(timed) if timed.exists() else None
     panels = {"hops.svg": "hops", "words.svg": "words"}
@@ -51,6 +50,17 @@ def write(folder: Path) -> str:
     drawings["text.svg"] = (partial(figures.text, rows=rows), figures.SIZE)
     drawings["data.svg"] = (partial(figures.data, rows=rows), figures.SIZE)
     return publish(folder, as_markdown(rows, documents[0], benchmark), drawings, loud)
+
+
+def _several(documents: Sequence[Row]) -> str:
+    """Names of the settings that networks depend on and do not have in common."""
+    first, found = dict[str, Any](), dict[str, None]()
+    for document in documents:
+        settings, run = OLD | document["configuration"], document["run"]
+        for name in matters(run["task"], run["model"]):
+            if first.setdefault(name, settings.get(name)) != settings.get(name):
+                found[name] = None
+    return ", ".join(found)
 
 
 def as_markdown(rows: Sequence[Row], document: dict[str, Any], benchmark: Row | None = None) -> str:
