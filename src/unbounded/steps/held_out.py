@@ -99,7 +99,7 @@ class HeldOutAscent(DepthRule):
         memory: float = 0.05,
         speed: float = 0.0125,
         price: float = 0.5,
-        floor: float = 10.0,
+        floor: float = 20.0,
         caution: float = 32.0,
         reference: tuple[float, float] | None = None,
         narrowest: float = 0.5,

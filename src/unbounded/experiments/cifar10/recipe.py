@@ -427,7 +427,7 @@ class CifarRun:
             # Every weight of a block but those of its normalisations can be scaled freely.
             rule = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
         elif self.settles:
-            rule = HeldOutAscent(caution=recipe.caution)
+            rule = HeldOutAscent(caution=recipe.caution, floor=10.0)
         return {
             "epochs": self.epochs(recipe),
             "batch_size": batch_size,

@@ -25,6 +25,7 @@ from unbounded.training.presets import cosine
 
 PRESET = PRESETS["settled"]
 TASKS = ("hops", "words", "text")
+_FLOOR = 10.0  # nats that a block must gain on `most` tokens
 
 
 @dataclass(frozen=True)
@@ -271,9 +272,9 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
     }
     if run.depth is None:
         found["depth_rule"] = (
-            HeldOutAscent(reference=settings.text_reference, most=settings.text_most)
+            HeldOutAscent(reference=settings.text_reference, floor=_FLOOR, most=settings.text_most)
             if run.problem.task == "text"
-            else HeldOutAscent(most=settings.most)
+            else HeldOutAscent(floor=_FLOOR, most=settings.most)
         )
     return found
 
