@@ -16,7 +16,8 @@ from unbounded.experiments import records
 from unbounded.experiments.cifar10 import evaluated, figures, published, table
 from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
-from unbounded.experiments.cifar10.recipe import EARLIER, Recipe
+from unbounded.experiments.cifar10.presets import EARLIER
+from unbounded.experiments.cifar10.recipe import Recipe
 from unbounded.experiments.cifar10.results import Result, headline, read, select, spread_of
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish
