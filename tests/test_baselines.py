@@ -312,6 +312,21 @@ def test_a_fixed_point_keeps_its_precision():
     assert point.residuals.max() < 0.1
 
 
+@pytest.mark.parametrize("name", ["mdeq", "repeat"])
+def test_sixteen_bits_leave_no_weight_without_a_gradient(name):
+    """Weights are rounded first without gradients, then with them."""
+    model = plain(small(name), ub.Categorical(4), seed=1).train()
+    layer = model.network.hidden["1"]
+    x = images().inputs(slice(8))
+    grads = []
+    for dtype in (torch.float32, torch.bfloat16):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            layer(x).float().square().sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
+    assert torch.cosine_similarity(*grads, 0) > 0.98
+
+
 def test_the_implicit_gradient_is_that_of_the_point():
     """Beside many steps of the iteration, differentiated one by one."""
     needs("torchdeq")

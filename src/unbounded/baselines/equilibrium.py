@@ -190,9 +190,17 @@ class FixedPoint(nn.Module):
             each.new_zeros(each.shape, dtype=torch.promote_types(each.dtype, torch.float32))
             for each in injected
         ]
-        if self.solve is None:
-            return self._repeated(injected, start)
-        return self._by_package(injected, start)
+        kind = start[0].device.type
+        # Weights that were rounded to 16 bits where no gradients are must not be kept for the steps
+        # that have some.
+        with torch.autocast(
+            kind,
+            torch.get_autocast_dtype(kind),
+            enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
+        ):
+            solve = self._repeated if self.solve is None else self._by_package
+            return solve(injected, start)
 
     @torch.compiler.disable
     def _by_package(self, injected: Sequence[Tensor], start: list[Tensor]) -> list[Tensor]:
