@@ -143,7 +143,7 @@ class Recipe:
     dropout: float = 0.0
     dropout_in: str = "head"
     ode_solver: str = "rk4"
-    ode_steps: int = 8
+    ode_steps: int = 4
     ode_tolerance: float = 1e-3
     ode_adjoint: bool = False
     deq_solver: str = "repeat"
