@@ -26,7 +26,7 @@ from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
 from unbounded.experiments import figures as drawing_tools
 from unbounded.experiments import jobs, pages, records
-from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
+from unbounded.experiments.cifar10 import figures, models, overview, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
 from unbounded.experiments.cifar10.presets import PRESETS
 from unbounded.experiments.cifar10.recipe import CifarRun, Recipe, ignored
@@ -223,7 +223,10 @@ def test_words_of_the_options():
         (["--recipe", "best", "--schedule", "paper"], "two recipes: give one of them"),
         (["--set", "smoothing=1.0"], "smoothing must be from 0 to below 1"),
         (["--set", "whitening=2"], "whitening must be odd, or 0, got 2"),
-        (["--set", "optimizer=adam"], "optimizer must be one of ('sgd', 'muon'), got 'adam'"),
+        (
+            ["--set", "optimizer=lion"],
+            "optimizer must be one of ('sgd', 'muon', 'adam'), got 'lion'",
+        ),
         (["--models", "0"], "there is no '0'"),
         (["--models", ","], "--models: at least one is needed"),
         (["--seeds", "0"], "--seeds: at least one is needed"),
@@ -900,6 +903,18 @@ def test_all_recipes_side_by_side(recipes):
     printed = [row.label for row in published.TABLE]
     assert [row[0] for row in rows if row[0] in printed] == 2 * printed
     assert "| `fast` | how fast? | epochs 40, held_out 3000 |" in page
+
+
+def test_networks_that_table_2_does_not_have_come_after_it():
+    short = Recipe(epochs=30)
+    runs = [result(CifarRun(m, 0), 0.9, 8, short) for m in ("dun30", "mdeq", "node-stem", "udn")]
+    page = overview.short_table([overview.Part("settled", runs, [], {})])
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines()]
+    printed = [row.label for row in published.TABLE]
+    names = [row[0] for row in rows if len(row) == 8][2:]
+    assert names == [*printed, "NODE on a stem", "DUN₃₀, one head"]
+    assert rows[-4][1:] == ["–", "90.00", "–", "settled", "30", "48,000", "1"]
+    assert cells(page, "MDEQ")[1:6] == ["93.8 ± 0.3", "90.00", "−3.80", "settled", "30"]
 
 
 def test_where_ours_are_better_in_words(recipes):

@@ -113,18 +113,19 @@ def brief(every: Sequence[Part]) -> str:
     return "\n".join(page)
 
 
-def best_runs(every: Sequence[Part], of_paper: bool = True) -> dict[str, tuple[Part, table.Line]]:
+def best_runs(
+    every: Sequence[Part], group: str = "published"
+) -> dict[str, tuple[Part, table.Line]]:
     """Of each model that was run, the recipe with the highest mean accuracy; trials do not count.
 
     Args:
         every: all recipes.
-        of_paper: the rows of Table 2, with the paper's blocks where a network is made of such; else
-            networks of other blocks.
+        group: the rows of Table 2 ("published"), with the paper's blocks where a network is made of
+            such; "further" networks, that Table 2 does not have; or networks of other "blocks".
     """
     found: dict[str, tuple[Part, table.Line]] = {}
     for part, line in _lines(every):
-        other = part.has_other_blocks and line.model not in OTHERS
-        if not line.runs or part.is_trial or other is of_paper or (of_paper and not line.known):
+        if not line.runs or part.is_trial or _group(part, line) != group:
             continue
         before = found.get(line.model)
         if before is None or _accuracy(line) > _accuracy(before[1]):
@@ -132,9 +133,17 @@ def best_runs(every: Sequence[Part], of_paper: bool = True) -> dict[str, tuple[P
     return found
 
 
+def _group(part: Part, line: table.Line) -> str:
+    if part.has_other_blocks and line.model not in OTHERS:
+        return "blocks"
+    if line.known:
+        return "published"
+    return "" if line.model == "udn" else "further"  # a UDN by another rule than the main one
+
+
 def short_table(every: Sequence[Part]) -> str:
-    """A line for each row of Table 2, and for networks of other blocks."""
-    best, others = best_runs(every), best_runs(every, of_paper=False)
+    """A line for each row of Table 2, for further networks, and for those of other blocks."""
+    best = best_runs(every)
     rows = []
     for row in published.TABLE:
         cells = [row.label, plus_minus(row.mean, row.deviation, 1)]
@@ -143,7 +152,9 @@ def short_table(every: Sequence[Part]) -> str:
             rows.append([*cells, *_short_cells(*best[row.model], difference)])
         else:
             rows.append([*cells, *["–"] * 6])
-    for model, (part, line) in others.items():
+    for model, (part, line) in best_runs(every, "further").items():
+        rows.append([label(model), "–", *_short_cells(part, line, "–")])
+    for model, (part, line) in best_runs(every, "blocks").items():
         name = f"{label(model)}, {part.recipe['block']} blocks"
         rows.append([name, "–", *_short_cells(part, line, "–")])
     head = ["model", "published", "ours", "difference", "recipe", "epochs", "images", "seeds"]

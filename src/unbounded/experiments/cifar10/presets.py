@@ -14,7 +14,7 @@ _BETTER: dict[str, Any] = {
     "calibrate": True,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "fast": {**_BETTER, "epochs": 50, "smoothing": 0.1, "cutout": 6},
+    "fast": {**_BETTER, "epochs": 30, "smoothing": 0.1, "cutout": 6},
     "best": {**_BETTER, "epochs": 100, "smoothing": 0.02, "cutout": 10},
 }
 """Recipes by name, on top of the fast schedule."""
