@@ -905,6 +905,21 @@ def test_all_recipes_side_by_side(recipes):
     assert "| `fast` | how fast? | epochs 40, held_out 3000 |" in page
 
 
+def test_the_recipe_of_a_folder_is_what_its_models_look_at():
+    """A field that a model does not look at is as it was by default when it ran, and no news."""
+    before = Recipe(ode_solver="dopri5", deq_iterations=7, caution=1.0)
+    runs = [result(CifarRun("5", 0), 0.9, 5, before)]
+    assert "ode_solver" not in results.settings(runs)
+    row = overview.recipes_table([overview.Part("own", runs, [], {})]).splitlines()[-1]
+    assert [c.strip() for c in row.split("|")][3] == "nothing"
+    runs += [result(CifarRun("node", 0), 0.5, 1, Recipe(ode_steps=2)), result(CifarRun("udn", 0))]
+    found = results.settings(runs)
+    assert (found["ode_solver"], found["ode_steps"], found["caution"]) == ("rk4", 2, 32.0)
+    assert "deq_iterations" not in found
+    row = overview.recipes_table([overview.Part("own", runs, [], {})]).splitlines()[-1]
+    assert [c.strip() for c in row.split("|")][3] == "ode_steps 2"
+
+
 def test_networks_that_table_2_does_not_have_come_after_it():
     short = Recipe(epochs=30)
     runs = [result(CifarRun(m, 0), 0.9, 8, short) for m in ("dun30", "mdeq", "node-stem", "udn")]

@@ -18,7 +18,14 @@ from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.presets import EARLIER
 from unbounded.experiments.cifar10.recipe import Recipe
-from unbounded.experiments.cifar10.results import Result, headline, read, select, spread_of
+from unbounded.experiments.cifar10.results import (
+    Result,
+    headline,
+    read,
+    select,
+    settings,
+    spread_of,
+)
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish
 
@@ -279,7 +286,8 @@ def recipes_table(every: Sequence[Part]) -> str:
     usual = Recipe().config()
     rows = []
     for part in every:
-        recipe = part.recipe
+        recipe = settings(part.results)
+        recipe |= {key: value for key, value in EARLIER.items() if key not in recipe}
         ours = {key: value for key, value in recipe.items() if usual.get(key) != value}
         changed = ", ".join(f"{k} {_plain(v)}" for k, v in ours.items()) or "nothing"
         names = dict.fromkeys(label(r["run"]["model"]) for r in part.results)
