@@ -25,8 +25,8 @@ from unbounded.baselines import (
     plain,
 )
 from unbounded.baselines.equilibrium import FixedPoint, Multiscale
-from unbounded.baselines.ode import ODE, Autonomous, TimedSlope, runge_kutta
-from unbounded.engines import Eager, Stacked
+from unbounded.baselines.ode import ODE, Autonomous, PixelSlope, TimedSlope, runge_kutta
+from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.layers.convolutional import he_
 from unbounded.layers.draws import drawing_from
 from unbounded.training import Augment, ImageData
@@ -44,7 +44,11 @@ SMALL = {
     "anode-stem": lambda: StemODE(3, 4, width=4, augment=4, tolerance=0.1),
     "adjoint": lambda: BareODE(3, 4, size=(8, 8), filters=6, adjoint=True),
     "fixed steps": lambda: StemODE(3, 4, width=4, solver="rk4"),
+    "fixed node": lambda: BareODE(3, 4, size=(8, 8), filters=6, solver="rk4"),
     "mdeq": lambda: MDEQ(3, 4, channels=(4, 8), expansion=2, readout=4, iterations=6),
+    "repeat": lambda: MDEQ(
+        3, 4, channels=(4, 8), expansion=2, readout=4, iterations=6, solver="repeat"
+    ),
     "implicit": lambda: MDEQ(
         3, 4, channels=(4, 8), expansion=2, readout=4, iterations=6, gradient="implicit"
     ),
@@ -52,7 +56,7 @@ SMALL = {
 
 
 def small(name: str) -> Whole:
-    if "node" in name or name in ("adjoint", "fixed steps"):
+    if name.endswith(("node", "node-stem", "adjoint")) and "fixed" not in name:
         needs("torchdiffeq")
     if name in ("mdeq", "implicit"):
         needs("torchdeq")
@@ -203,6 +207,37 @@ def test_an_ode_sees_the_time_and_keeps_its_precision():
     torch.testing.assert_close(found, ODE(slope)(state))
 
 
+def test_fixed_steps_keep_the_state_in_single_precision():
+    """Only slopes are rounded to 16 bits, and by far fewer digits than the state would lose."""
+    slope = TimedSlope(8)
+    state = torch.randn(2, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    exact = ODE(slope, "rk4")(state)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ODE(slope, "rk4")(state)
+    assert found.dtype == torch.float32
+    assert 0 < (found - exact).abs().max() < 0.05
+    few, more = ODE(slope, "rk4", steps=2)(state), ODE(slope, "rk4", steps=32)(state)
+    assert (exact - more).abs().max() < (few - more).abs().max()
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        BareODE(3, 4, solver="rk4", steps=0)
+
+
+def test_slopes_are_the_convolutions_that_they_say():
+    """Zeros that fill vectors of channels, and the time apart, change nothing."""
+    draw = torch.Generator().manual_seed(0)
+    state = torch.randn(2, 3, 5, 5, generator=draw)
+    pixel = PixelSlope(3, 6)
+    plainly = nn.Sequential(pixel.conv1, nn.ReLU(), pixel.conv2, nn.ReLU(), pixel.conv3)
+    torch.testing.assert_close(pixel(torch.tensor(0.5), state), plainly(state))
+    state = torch.randn(2, 8, 5, 5, generator=draw)
+    timed = TimedSlope(8)
+    hidden = state
+    for norm, conv in ((timed.norm1, timed.conv1), (timed.norm2, timed.conv2)):
+        time = torch.full((2, 1, 5, 5), 0.5)
+        hidden = conv(torch.cat([torch.relu(norm(hidden)), time], 1))
+    torch.testing.assert_close(timed(torch.tensor(0.5), state), timed.norm3(hidden))
+
+
 def test_an_ode_without_a_way_is_told():
     needs("torchdiffeq")
 
@@ -244,6 +279,26 @@ def test_a_fixed_point_is_one(solver):
     assert few.residuals.max() > tolerance  # and it says so where it is none
 
 
+def test_repeating_is_a_fixed_point_iteration_without_a_tolerance():
+    """The same states, residuals and phantom gradients as by torchdeq."""
+    needs("torchdeq")
+    block, injected = contraction(1)
+    found = []
+    for solver in ("fixed_point_iter", "repeat"):
+        point = FixedPoint(block, solver=solver, tolerance=0.0, iterations=12).train()
+        states = point(injected)
+        sum(z.square().sum() for z in states).backward()
+        grads = [p.grad.clone() for p in block.parameters()]
+        block.zero_grad()
+        found.append(
+            [*[z.detach() for z in states], *grads, point.residuals, *point.eval()(injected)]
+        )
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+    with pytest.raises(ValueError, match="'repeat' has a phantom gradient"):
+        MDEQ(3, 4, solver="repeat", gradient="implicit")
+
+
 def test_a_fixed_point_keeps_its_precision():
     needs("torchdeq")
     model = plain(SMALL["mdeq"](), ub.Categorical(4)).eval()
@@ -255,6 +310,21 @@ def test_a_fixed_point_keeps_its_precision():
         model.predict(x)
     assert {state.dtype for state in states} == {torch.float32}
     assert point.residuals.max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["mdeq", "repeat"])
+def test_sixteen_bits_leave_no_weight_without_a_gradient(name):
+    """Weights are rounded first without gradients, then with them."""
+    model = plain(small(name), ub.Categorical(4), seed=1).train()
+    layer = model.network.hidden["1"]
+    x = images().inputs(slice(8))
+    grads = []
+    for dtype in (torch.float32, torch.bfloat16):
+        layer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            layer(x).float().square().sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in layer.parameters()]))
+    assert torch.cosine_similarity(*grads, 0) > 0.98
 
 
 def test_the_implicit_gradient_is_that_of_the_point():
@@ -336,9 +406,61 @@ def test_a_configuration_rebuilds_it(name):
 
 def test_what_a_graph_can_hold_is_said():
     assert ResNet18.has_fixed_steps
-    assert not BareODE.has_fixed_steps
-    assert not StemODE.has_fixed_steps
-    assert not MDEQ.has_fixed_steps
+    for kind in (BareODE, StemODE):
+        assert kind(3, 4, solver="rk4").has_fixed_steps
+    assert MDEQ(3, 4, solver="repeat").has_fixed_steps
+    needs("torchdiffeq")
+    for kind in (BareODE, StemODE, DenseODE):
+        assert not kind(3, 4, solver="dopri5").has_fixed_steps
+        assert not kind(3, 4, solver="rk4", adjoint=True).has_fixed_steps
+    needs("torchdeq")
+    assert not MDEQ(3, 4).has_fixed_steps
+
+
+def test_our_own_solvers_need_no_package(monkeypatch):
+    for package in ("torchdiffeq", "torchdeq"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for name in ("fixed steps", "fixed node", "repeat"):
+        model = plain(SMALL[name](), ub.Categorical(4))
+        model.predict(images().inputs(slice(2)))
+
+
+@pytest.mark.parametrize("name", ["fixed node", "fixed steps", "repeat"])
+def test_graphs_train_what_has_fixed_steps(name):
+    """As the plain engine does; here without graphs, which need a GPU."""
+    found = []
+    for engine in (Eager(), Graphs()):
+        model = plain(small(name), ub.Categorical(4), seed=1)
+        optimizer = ub.make_optimizer(model, torch.optim.SGD, 0.05, momentum=0.9)
+        ub.fit(model, images(), batch_size=16, epochs=2, optimizer=optimizer, seed=5, engine=engine)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("name", "most"), [("fixed node", 2), ("fixed steps", 4), ("repeat", 4)])
+def test_a_slope_is_compiled_once_and_not_for_each_step(name, most, compiler):
+    """Eight steps are 32 slopes; of the block of a fixed point there are 11 calls."""
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = plain(small(name), ub.Categorical(4), seed=1).train()
+    layer = model.network.hidden["1"]
+    x = images().inputs(slice(4))
+    compiled = torch.compile(layer, backend=counted, dynamic=False)
+    found = compiled(x)
+    torch.testing.assert_close(found, compiled(x))
+    assert 1 <= len(graphs) <= most
+    found.float().sum().backward()
+    grads = [p.grad.clone() for p in layer.parameters()]
+    layer.zero_grad()
+    again = layer(x)
+    again.float().sum().backward()
+    torch.testing.assert_close(found, again)
+    for one, parameter in zip(grads, layer.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
 
 
 @pytest.mark.parametrize("gradient", ["exact", ""])

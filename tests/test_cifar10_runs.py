@@ -103,10 +103,8 @@ FEW = SMALL | {"epochs": 2, "batch_size": 20, "held_out": 10, "width": 4, "deq_i
 
 @pytest.mark.parametrize("name", [*models.OTHERS, "dun4", "dun4-own"])
 def test_every_kind_of_model_is_a_run(few, tmp_path, name):
-    if name in models.PACKAGES:
-        pytest.importorskip(models.PACKAGES[name], reason="it is of the extra 'baselines'")
     run = CifarRun(name, 0)
-    record = train(run, few, tmp_path, FEW | {"ode_tolerance": 0.1})
+    record = train(run, few, tmp_path, FEW | {"ode_steps": 2})
     assert record == records.read_json(tmp_path / f"{name}-all-seed0.json")
     assert [row["epoch"] for row in record["curve"]] == [1, 2]
     assert all(np.isfinite(row["elbo"]) for row in record["curve"])
@@ -117,6 +115,24 @@ def test_every_kind_of_model_is_a_run(few, tmp_path, name):
     assert 0 <= record["test_aurc"] <= 1
     assert record["images_per_second"] > 0
     assert ("residual" in record) == (name == "mdeq")
+
+
+@pytest.mark.parametrize("name", models.PACKAGES)
+def test_other_solvers_are_a_choice(few, tmp_path, name):
+    package = models.PACKAGES[name]
+    pytest.importorskip(package, reason="it is of the extra 'baselines'")
+    theirs = {"ode_solver": "dopri5", "ode_tolerance": 0.1, "deq_solver": "fixed_point_iter"}
+    usual, other = Recipe(), Recipe(**theirs)
+    assert (models.package(name, usual), models.package(name, other)) == (None, package)
+    record = train(CifarRun(name, 0), few, tmp_path, FEW | theirs | {"epochs": 1})
+    assert np.isfinite(record["curve"][-1]["elbo"])
+
+
+def test_adam_is_a_choice(few, tmp_path):
+    recipe = FEW | {"optimizer": "adam", "lr": 0.001, "ode_steps": 2}
+    record = train(CifarRun("node", 0), few, tmp_path, recipe)
+    elbos = [row["elbo"] for row in record["curve"]]
+    assert elbos[-1] > elbos[0]
 
 
 def test_parameters_and_work_are_counted(few, tmp_path):
@@ -162,7 +178,6 @@ def test_a_temperature_changes_certainty_and_no_class(few, tmp_path):
 
 
 def test_the_state_of_a_bare_ode_is_the_image(few):
-    pytest.importorskip("torchdiffeq", reason="it is of the extra 'baselines'")
     recipe = Recipe.named("fast", **FEW, **BETTER)
     images = recipe.data(*few, 10).train
     bare, stem = (CifarRun(n, 0).build(recipe, 3, 10, images) for n in ("node", "node-stem"))

@@ -26,9 +26,10 @@ from unbounded.data.images import Images
 from unbounded.experiments import cifar10 as study
 from unbounded.experiments import figures as drawing_tools
 from unbounded.experiments import jobs, pages, records
-from unbounded.experiments.cifar10 import figures, models, plan, published, results, table
+from unbounded.experiments.cifar10 import figures, models, overview, plan, published, results, table
 from unbounded.experiments.cifar10 import runs as training
-from unbounded.experiments.cifar10.recipe import PRESETS, CifarRun, Recipe, ignored
+from unbounded.experiments.cifar10.presets import PRESETS
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe, ignored
 from unbounded.experiments.cifar10.study import QUICK_IMAGES, first_of_each_class, result_line
 from unbounded.training import HeldOutAscent
 
@@ -222,7 +223,10 @@ def test_words_of_the_options():
         (["--recipe", "best", "--schedule", "paper"], "two recipes: give one of them"),
         (["--set", "smoothing=1.0"], "smoothing must be from 0 to below 1"),
         (["--set", "whitening=2"], "whitening must be odd, or 0, got 2"),
-        (["--set", "optimizer=adam"], "optimizer must be one of ('sgd', 'muon'), got 'adam'"),
+        (
+            ["--set", "optimizer=lion"],
+            "optimizer must be one of ('sgd', 'muon', 'adam'), got 'lion'",
+        ),
         (["--models", "0"], "there is no '0'"),
         (["--models", ","], "--models: at least one is needed"),
         (["--seeds", "0"], "--seeds: at least one is needed"),
@@ -901,6 +905,33 @@ def test_all_recipes_side_by_side(recipes):
     assert "| `fast` | how fast? | epochs 40, held_out 3000 |" in page
 
 
+def test_the_recipe_of_a_folder_is_what_its_models_look_at():
+    """A field that a model does not look at is as it was by default when it ran, and no news."""
+    before = Recipe(ode_solver="dopri5", deq_iterations=7, caution=1.0)
+    runs = [result(CifarRun("5", 0), 0.9, 5, before)]
+    assert "ode_solver" not in results.settings(runs)
+    row = overview.recipes_table([overview.Part("own", runs, [], {})]).splitlines()[-1]
+    assert [c.strip() for c in row.split("|")][3] == "nothing"
+    runs += [result(CifarRun("node", 0), 0.5, 1, Recipe(ode_steps=2)), result(CifarRun("udn", 0))]
+    found = results.settings(runs)
+    assert (found["ode_solver"], found["ode_steps"], found["caution"]) == ("rk4", 2, 32.0)
+    assert "deq_iterations" not in found
+    row = overview.recipes_table([overview.Part("own", runs, [], {})]).splitlines()[-1]
+    assert [c.strip() for c in row.split("|")][3] == "ode_steps 2"
+
+
+def test_networks_that_table_2_does_not_have_come_after_it():
+    short = Recipe(epochs=30)
+    runs = [result(CifarRun(m, 0), 0.9, 8, short) for m in ("dun30", "mdeq", "node-stem", "udn")]
+    page = overview.short_table([overview.Part("settled", runs, [], {})])
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in page.splitlines()]
+    printed = [row.label for row in published.TABLE]
+    names = [row[0] for row in rows if len(row) == 8][2:]
+    assert names == [*printed, "NODE on a stem", "DUN₃₀, one head"]
+    assert rows[-4][1:] == ["–", "90.00", "–", "settled", "30", "48,000", "1"]
+    assert cells(page, "MDEQ")[1:6] == ["93.8 ± 0.3", "90.00", "−3.80", "settled", "30"]
+
+
 def test_where_ours_are_better_in_words(recipes):
     _, _, page = recipes
     assert "- above: Ω₁₀ (+0.50, standard), ResNet-18 (+6.10, basic), UDN (+0.70, fast)" in page
@@ -1062,7 +1093,8 @@ def test_other_kinds_of_networks_stand_beside_the_published():
 
 def test_a_missing_package_is_told_before_training(tmp_path, trainer, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchdeq", None)
-    assert reproduce(tmp_path / "out", "--models", "5", "mdeq") == 2
+    theirs = ("--models", "5", "mdeq", "--set", "deq_solver=anderson")
+    assert reproduce(tmp_path / "out", *theirs) == 2
     assert "pip install 'unbounded[baselines]'" in capsys.readouterr().err
     assert not trainer.calls
 

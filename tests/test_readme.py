@@ -20,6 +20,9 @@ from unbounded.cli.program import Parser, build_parser
 from unbounded.data import cifar10, uci
 from unbounded.data.images import Images
 from unbounded.experiments import STUDIES
+from unbounded.experiments.cifar10 import overview, published
+from unbounded.experiments.cifar10.results import spread_of
+from unbounded.experiments.pages import plus_minus
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -442,3 +445,20 @@ def test_commands_and_options_in_sentences_exist():
             found = re.match(r"python -m ((?:benchmarks|tests|unbounded)[\w.]*)", word)
             if found:
                 assert importlib.util.find_spec(found[1]), where
+
+
+def test_table_2_is_what_was_run():
+    """Every row of README's, and what it says of epochs and seeds, by the files of the runs."""
+    best = overview.best_runs(overview.parts(ROOT / "results" / "cifar10"))
+    expected = []
+    for row in published.TABLE:
+        cells = [row.label.split(" ")[0], plus_minus(row.mean, row.deviation, 1), "–"]
+        if row.model in best:
+            part, line = best[row.model]
+            told = ["one seed"] if len(line.runs) == 1 else []
+            told += [f"{part.recipe['epochs']} epochs"] if part.recipe["epochs"] != 100 else []
+            cells[2] = plus_minus(*spread_of(line.runs, "test_accuracy", 0.01), 2)
+            cells[2] += f" ({', '.join(told)})" if told else ""
+        expected.append(f"| {' | '.join(cells)} |")
+    _, _, text = README.read_text().partition("| model | published | ours |\n|---|---|---|\n")
+    assert text.splitlines()[: len(expected)] == expected

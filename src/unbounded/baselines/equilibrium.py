@@ -22,6 +22,8 @@ from unbounded.baselines.whole import Whole, extra
 from unbounded.layers.convolutional import Norm, Pointwise, he_, pooled
 
 GRADIENTS = ("phantom", "implicit")
+REPEAT = "repeat"
+"""The solver that is here, and not of torchdeq."""
 
 
 class MDEQ(Whole):
@@ -34,14 +36,13 @@ class MDEQ(Whole):
         expansion: channels inside a block are so many times those outside.
         readout: channels that the head sees of each resolution.
         gradient: "phantom" or "implicit".
-        solver: of torchdeq: "fixed_point_iter", "anderson" or "broyden".
+        solver: of torchdeq: "fixed_point_iter", "anderson" or "broyden"; or "repeat", f so many
+            times whatever the residual, which needs no further package and can be a CUDA graph.
         tolerance: of ‖f(z) − z‖ / ‖f(z)‖, for each image.
         iterations: no more than so many of the solver.
         phantom_steps: with gradients, from the fixed point.
         damping: of these steps.
     """
-
-    has_fixed_steps = False
 
     def __init__(
         self,
@@ -70,7 +71,15 @@ class MDEQ(Whole):
             "phantom_steps": phantom_steps,
             "damping": damping,
         }
-        extra("torchdeq")
+        if solver == REPEAT and gradient != "phantom":
+            raise ValueError(f"the solver {REPEAT!r} has a phantom gradient, got {gradient!r}")
+        if solver != REPEAT:
+            extra("torchdeq")
+
+    @property
+    def has_fixed_steps(self) -> bool:  # type: ignore[override]
+        """Whether a CUDA graph can hold it: a solver that looks at residuals asks the host."""
+        return bool(self.solving["solver"] == REPEAT)
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
@@ -154,37 +163,76 @@ class FixedPoint(nn.Module):
         super().__init__()
         self.block = block
         self.residuals = torch.zeros(0)
-        self.solve = extra("torchdeq").get_deq(
-            f_solver=solver,
-            f_tol=tolerance,
-            f_max_iter=iterations,
-            f_stop_mode="rel",
-            b_solver=solver,
-            b_tol=tolerance,
-            b_max_iter=iterations,
-            b_stop_mode="rel",
-            ift=gradient == "implicit",
-            grad=phantom_steps,
-            tau=damping,
-        )
+        self.iterations, self.phantom_steps = iterations, phantom_steps
+        self.damping = damping
+        self.solve: Any = None
+        if solver != REPEAT:
+            self.solve = extra("torchdeq").get_deq(
+                f_solver=solver,
+                f_tol=tolerance,
+                f_max_iter=iterations,
+                f_stop_mode="rel",
+                b_solver=solver,
+                b_tol=tolerance,
+                b_max_iter=iterations,
+                b_stop_mode="rel",
+                ift=gradient == "implicit",
+                grad=phantom_steps,
+                tau=damping,
+            )
 
-    @torch.compiler.disable
+    # Compiled is the block, not the sequence of its calls.
+    @torch.compiler.disable(recursive=False)
     def forward(self, injected: Sequence[Tensor]) -> list[Tensor]:
         """The states at the fixed point, of the shapes of x; in training with gradients."""
-
-        def block(*states: Tensor) -> list[Tensor]:
-            found = self.block(injected, states)
-            return [new.to(old.dtype) for new, old in zip(found, states, strict=True)]
-
         # In single precision at least: residuals are smaller than what 16 bits can tell apart.
         start = [
             each.new_zeros(each.shape, dtype=torch.promote_types(each.dtype, torch.float32))
             for each in injected
         ]
-        found, info = self.solve(block, start)
+        kind = start[0].device.type
+        # Weights that were rounded to 16 bits where no gradients are must not be kept for the steps
+        # that have some.
+        with torch.autocast(
+            kind,
+            torch.get_autocast_dtype(kind),
+            enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
+        ):
+            solve = self._repeated if self.solve is None else self._by_package
+            return solve(injected, start)
+
+    @torch.compiler.disable
+    def _by_package(self, injected: Sequence[Tensor], start: list[Tensor]) -> list[Tensor]:
+        found, info = self.solve(lambda *states: self._block(injected, states), start)
         self.residuals = info["rel_lowest"].detach()
         states: list[Tensor] = found[-1]
         return states
+
+    @torch.compiler.disable(recursive=False)
+    def _repeated(self, injected: Sequence[Tensor], states: list[Tensor]) -> list[Tensor]:
+        """As by "fixed_point_iter" with a tolerance of 0: the host need not look."""
+        before = states
+        with torch.no_grad():
+            for _ in range(self.iterations):
+                before, states = states, self._block(injected, states)
+            old, new = (torch.cat([z.flatten(1) for z in each], 1) for each in (before, states))
+            self.residuals = (new - old).norm(dim=1) / new.norm(dim=1)
+        if not self.training:
+            return states
+        # The first step as the others, for code that is compiled for gradients of its input.
+        states = [state.requires_grad_(torch.is_grad_enabled()) for state in states]
+        for _ in range(self.phantom_steps):
+            found = self._block(injected, states)
+            states = [
+                torch.lerp(old, new, self.damping) for old, new in zip(states, found, strict=True)
+            ]
+        return states
+
+    @torch.compiler.disable(recursive=False)
+    def _block(self, injected: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+        found = self.block(injected, states)
+        return [new.to(old.dtype) for new, old in zip(found, states, strict=True)]
 
 
 class Multiscale(nn.Module):

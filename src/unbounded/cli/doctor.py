@@ -34,7 +34,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "optuna": ("searches with early ends of trials", ("optuna",)),
     "rich": ("a progress bar by rich", ("rich",)),
     "cluster": ("Dask and Ray beside BatchPredictor", ("dask", "ray")),
-    "baselines": ("NODE, ANODE and MDEQ beside the UDN", ("torchdiffeq", "torchdeq")),
+    "baselines": ("more solvers for NODE, ANODE and MDEQ", ("torchdiffeq", "torchdeq")),
     "docs": ("the pages, make docs", ("sphinx", "myst-nb", "furo", "sphinx-copybutton")),
     "rivals": ("the rivals of python -m benchmarks.tables", ("catboost", "pytabkit")),
 }

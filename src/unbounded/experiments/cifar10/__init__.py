@@ -18,14 +18,8 @@ from unbounded import interrupts
 from unbounded.baselines.whole import extra
 from unbounded.experiments import StudyError, records, shares, usable_device
 from unbounded.experiments.cifar10 import models, plan
-from unbounded.experiments.cifar10.recipe import (
-    LAMBDA0,
-    PAPER_LAMBDA0,
-    PRESETS,
-    STARTS,
-    CifarRun,
-    Recipe,
-)
+from unbounded.experiments.cifar10.presets import PRESETS
+from unbounded.experiments.cifar10.recipe import LAMBDA0, PAPER_LAMBDA0, STARTS, CifarRun, Recipe
 from unbounded.experiments.cifar10.study import (
     MARK,
     OUT_OF_TIME,
@@ -164,7 +158,7 @@ def make_study(options: argparse.Namespace) -> Study:
         recipe = recipe.changed(options.set)
         if not recipe.held_out and any(run.settles for run in runs):
             raise ValueError("--rules settled looks at held-out images: --set held_out=2000")
-        for package in {models.PACKAGES.get(run.model) for run in runs} - {None}:
+        for package in {models.package(run.model, recipe) for run in runs} - {None}:
             _check_package(str(package))
     except ValueError as error:
         raise StudyError(str(error)) from None

@@ -4,6 +4,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from unbounded.baselines import MDEQ, BareODE, ResNet18, SharedHeadConv, StemODE
+from unbounded.baselines.equilibrium import REPEAT
+from unbounded.baselines.ode import is_ours
 from unbounded.experiments.pages import SUBSCRIPTS
 from unbounded.layers import Layers, ResidualConv
 
@@ -23,7 +25,7 @@ PACKAGES = {
     **dict.fromkeys(("node", "node-stem", "anode", "anode-stem"), "torchdiffeq"),
     "mdeq": "torchdeq",
 }
-"""What they need of the extra `baselines`."""
+"""Whose solvers they take, besides ours: of the extra `baselines`."""
 KNOWN = f"udn, depths (5, 10, … or omega5, …), dun30, dun30-own and {', '.join(OTHERS)}"
 ANODE = {"filters": 64, "augment": 10}  # Dupont et al. (2019) on CIFAR-10
 STEM_AUGMENT = 64
@@ -87,6 +89,16 @@ def takes_whitening(model: str) -> bool:
     return model not in ("node", "anode")
 
 
+def package(model: str, recipe: "Recipe") -> str | None:
+    """What a model needs of the extra `baselines`; our own solvers need nothing."""
+    ours = (
+        recipe.deq_solver == REPEAT
+        if model == "mdeq"
+        else is_ours(recipe.ode_solver, recipe.ode_adjoint)
+    )
+    return None if ours else PACKAGES.get(model)
+
+
 def layers(
     model: str, recipe: "Recipe", channels: int, num_classes: int, size: tuple[int, int]
 ) -> Layers:
@@ -106,6 +118,7 @@ def layers(
             "solver": recipe.ode_solver,
             "tolerance": recipe.ode_tolerance,
             "adjoint": recipe.ode_adjoint,
+            "steps": recipe.ode_steps,
         }
         augments = model.startswith("anode")
         if model.endswith("-stem"):

@@ -16,8 +16,16 @@ from unbounded.experiments import records
 from unbounded.experiments.cifar10 import evaluated, figures, published, table
 from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
-from unbounded.experiments.cifar10.recipe import EARLIER, Recipe
-from unbounded.experiments.cifar10.results import Result, headline, read, select, spread_of
+from unbounded.experiments.cifar10.presets import EARLIER
+from unbounded.experiments.cifar10.recipe import Recipe
+from unbounded.experiments.cifar10.results import (
+    Result,
+    headline,
+    read,
+    select,
+    settings,
+    spread_of,
+)
 from unbounded.experiments.cifar10.study import MARK
 from unbounded.experiments.pages import markdown_table, plus_minus, publish
 
@@ -112,18 +120,19 @@ def brief(every: Sequence[Part]) -> str:
     return "\n".join(page)
 
 
-def best_runs(every: Sequence[Part], of_paper: bool = True) -> dict[str, tuple[Part, table.Line]]:
+def best_runs(
+    every: Sequence[Part], group: str = "published"
+) -> dict[str, tuple[Part, table.Line]]:
     """Of each model that was run, the recipe with the highest mean accuracy; trials do not count.
 
     Args:
         every: all recipes.
-        of_paper: the rows of Table 2, with the paper's blocks where a network is made of such; else
-            networks of other blocks.
+        group: the rows of Table 2 ("published"), with the paper's blocks where a network is made of
+            such; "further" networks, that Table 2 does not have; or networks of other "blocks".
     """
     found: dict[str, tuple[Part, table.Line]] = {}
     for part, line in _lines(every):
-        other = part.has_other_blocks and line.model not in OTHERS
-        if not line.runs or part.is_trial or other is of_paper or (of_paper and not line.known):
+        if not line.runs or part.is_trial or _group(part, line) != group:
             continue
         before = found.get(line.model)
         if before is None or _accuracy(line) > _accuracy(before[1]):
@@ -131,9 +140,17 @@ def best_runs(every: Sequence[Part], of_paper: bool = True) -> dict[str, tuple[P
     return found
 
 
+def _group(part: Part, line: table.Line) -> str:
+    if part.has_other_blocks and line.model not in OTHERS:
+        return "blocks"
+    if line.known:
+        return "published"
+    return "" if line.model == "udn" else "further"  # a UDN by another rule than the main one
+
+
 def short_table(every: Sequence[Part]) -> str:
-    """A line for each row of Table 2, and for networks of other blocks."""
-    best, others = best_runs(every), best_runs(every, of_paper=False)
+    """A line for each row of Table 2, for further networks, and for those of other blocks."""
+    best = best_runs(every)
     rows = []
     for row in published.TABLE:
         cells = [row.label, plus_minus(row.mean, row.deviation, 1)]
@@ -142,7 +159,9 @@ def short_table(every: Sequence[Part]) -> str:
             rows.append([*cells, *_short_cells(*best[row.model], difference)])
         else:
             rows.append([*cells, *["–"] * 6])
-    for model, (part, line) in others.items():
+    for model, (part, line) in best_runs(every, "further").items():
+        rows.append([label(model), "–", *_short_cells(part, line, "–")])
+    for model, (part, line) in best_runs(every, "blocks").items():
         name = f"{label(model)}, {part.recipe['block']} blocks"
         rows.append([name, "–", *_short_cells(part, line, "–")])
     head = ["model", "published", "ours", "difference", "recipe", "epochs", "images", "seeds"]
@@ -267,7 +286,8 @@ def recipes_table(every: Sequence[Part]) -> str:
     usual = Recipe().config()
     rows = []
     for part in every:
-        recipe = part.recipe
+        recipe = settings(part.results)
+        recipe |= {key: value for key, value in EARLIER.items() if key not in recipe}
         ours = {key: value for key, value in recipe.items() if usual.get(key) != value}
         changed = ", ".join(f"{k} {_plain(v)}" for k, v in ours.items()) or "nothing"
         names = dict.fromkeys(label(r["run"]["model"]) for r in part.results)

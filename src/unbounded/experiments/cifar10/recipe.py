@@ -15,6 +15,7 @@ from unbounded.baselines import Dropped, dun_of, plain
 from unbounded.baselines.dropout import PLACES
 from unbounded.data.images import Images
 from unbounded.experiments.cifar10 import models
+from unbounded.experiments.cifar10.presets import PAPER, UDN_ONLY
 from unbounded.layers import Whitened, whitening_filters
 from unbounded.layers.convolutional import FORMS
 from unbounded.likelihoods import SmoothedCategorical
@@ -58,18 +59,19 @@ class Recipe:
         schedule: "fast" (a warm-up, then `decay` to zero) or "paper" (steps).
         epochs: passes over all ten classes.
         stretch: runs on some of the classes make so many times as many passes over their images.
-        lr: the largest learning rate, of SGD with momentum.
+        lr: the largest learning rate.
         warm_up: epochs in which the rate rises, in the fast schedule.
         decay: how it falls there, by a "cosine" or "linear".
-        optimizer: "sgd", or "muon": orthogonal steps for the matrices of hidden layers.
+        optimizer: "sgd" with momentum; "muon": orthogonal steps for the matrices of hidden layers,
+            SGD for all else; or "adam", with a weight decay apart from the gradient.
         matrix_lr: the largest learning rate of these matrices.
         matrix_decay: their weight decay, apart from the gradient.
         smoothing: the share of each label that is spread over all classes in training.
         average: keep a moving average of the weights with this decay a step; 0: none.
         calibrate: after training, heads are divided by the temperature that fits held-out images
             best, if there are any.
-        momentum: of SGD.
-        nesterov: whether it looks ahead.
+        momentum: of SGD, and how long "adam" remembers gradients.
+        nesterov: whether SGD looks ahead.
         weight_decay: of all weights, besides their prior.
         batch_size: images a step.
         prior_rate: of the rule "gradient": α of the prior on the depth, ℓ−1 ~ Poisson(α).
@@ -87,10 +89,11 @@ class Recipe:
         dropout: the share of channels that are left out at random in training, and in predictions
             by `--evaluate`; 0: none.
         dropout_in: before each "head", or behind the "blocks".
-        ode_solver: of NODE and ANODE, a name of torchdiffeq.
-        ode_tolerance: of that solver, absolute and relative.
+        ode_solver: of NODE and ANODE: "rk4", or a name of torchdiffeq.
+        ode_steps: of that solver, if it does not adapt.
+        ode_tolerance: of that solver, if it adapts, absolute and relative.
         ode_adjoint: their gradients by the adjoint ODE.
-        deq_solver: of MDEQ, a name of torchdeq.
+        deq_solver: of MDEQ: "repeat", or a name of torchdeq.
         deq_iterations: of that solver, at the most.
         deq_gradient: "phantom" or "implicit".
         speed: of the rule "ascent": largest change of log λ in a hundred steps.
@@ -139,10 +142,11 @@ class Recipe:
     whitening: int = 0
     dropout: float = 0.0
     dropout_in: str = "head"
-    ode_solver: str = "dopri5"
+    ode_solver: str = "rk4"
+    ode_steps: int = 4
     ode_tolerance: float = 1e-3
     ode_adjoint: bool = False
-    deq_solver: str = "fixed_point_iter"
+    deq_solver: str = "repeat"
     deq_iterations: int = 18
     deq_gradient: str = "phantom"
     speed: float = 0.125
@@ -160,7 +164,7 @@ class Recipe:
     @classmethod
     def named(cls, schedule: str, **changes: Any) -> "Recipe":
         """The recipe of a schedule, with changes."""
-        return cls(**{"schedule": schedule, **(_PAPER if schedule == "paper" else {}), **changes})
+        return cls(**{"schedule": schedule, **(PAPER if schedule == "paper" else {}), **changes})
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -257,47 +261,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "block": tuple(FORMS),
     "decay": ("cosine", "linear"),
-    "optimizer": ("sgd", "muon"),
+    "optimizer": ("sgd", "muon", "adam"),
     "flip": ("random", "alternating"),
     "dropout_in": PLACES,
     "deq_gradient": ("phantom", "implicit"),
 }
-_BETTER: dict[str, Any] = {
-    "block": "basic",
-    "optimizer": "muon",
-    "matrix_lr": 0.04,
-    "batch_size": 512,
-    "warm_up": 3,
-    "flip": "alternating",
-    "whitening": 3,
-    "average": 0.998,
-    "calibrate": True,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "fast": {**_BETTER, "epochs": 50, "smoothing": 0.1, "cutout": 6},
-    "best": {**_BETTER, "epochs": 100, "smoothing": 0.02, "cutout": 10},
-}
-"""Recipes by name, on top of the fast schedule."""
-_PAPER = {
-    "epochs": 500,
-    "stretch": 1.0,
-    "lr": 0.1,
-    "warm_up": 0,
-    "nesterov": False,
-    "weight_decay": 1e-4,
-    "init": "default",
-    "pad": "zero",
-    "cutout": 0,
-    "equal_heads": False,
-    "held_out": 0,
-}
-EARLIER = {"held_out": 0}
-"""Fields that came later, where what was done before them is not the default."""
-UDN_ONLY = frozenset(
-    {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
-    | {"concentration", "equal_heads", "equal_layers", "caution"}
-)
-"""Fields of the recipe that only a UDN looks at."""
 
 
 def ignored(model: str) -> frozenset[str]:
@@ -406,18 +374,21 @@ class CifarRun:
         """What `fit` has to know of the recipe, to train on so many images."""
         batch_size = min(recipe.batch_size, rows)
         kind: type[torch.optim.Optimizer] = torch.optim.SGD
-        own: dict[str, Any] = {"fused": True}
+        own: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
+        if recipe.optimizer == "adam":
+            kind = torch.optim.AdamW
+            own = {"betas": (recipe.momentum, 0.999)}
         if recipe.optimizer == "muon":
             kind = Muon
             ratio = recipe.matrix_lr / recipe.lr
-            own = {"matrix_ratio": ratio, "matrix_decay": recipe.matrix_decay}
+            own |= {"matrix_ratio": ratio, "matrix_decay": recipe.matrix_decay}
+        else:
+            own["fused"] = True
         optimizer = ub.make_optimizer(
             model,
             kind,
             recipe.lr,
             depth_lr_ratio=1.0,
-            momentum=recipe.momentum,
-            nesterov=recipe.nesterov,
             weight_decay=recipe.weight_decay,
             **own,
         )

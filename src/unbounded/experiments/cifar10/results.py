@@ -2,13 +2,14 @@
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.models import order
 from unbounded.experiments.cifar10.plan import STUDY
-from unbounded.experiments.cifar10.recipe import RULES, STARTS
+from unbounded.experiments.cifar10.recipe import RULES, STARTS, Recipe, ignored
 
 Result = dict[str, Any]
 """What a run left in its file."""
@@ -87,3 +88,12 @@ def spread_of(results: Sequence[Result], key: str, unit: float = 1.0) -> Spread:
 def relative_range(values: Sequence[float]) -> float:
     """(largest − smallest) / mean: how much the end depends on the start."""
     return (max(values) - min(values)) / statistics.fmean(values)
+
+
+def settings(results: Sequence[Result]) -> dict[str, Any]:
+    """The recipe of runs: fields that one of their models looks at, as it has them."""
+    found: dict[str, Any] = {}
+    for result in results:
+        unseen = ignored(result["run"]["model"])
+        found |= {key: value for key, value in result["recipe"].items() if key not in unseen}
+    return {field.name: found[field.name] for field in fields(Recipe) if field.name in found}

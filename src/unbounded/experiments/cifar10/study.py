@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unbounded.experiments import StudyError, records
-from unbounded.experiments.cifar10.recipe import EARLIER, CifarRun, Recipe, ignored
+from unbounded.experiments.cifar10.presets import EARLIER
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe, ignored
 from unbounded.printing import show
 
 if TYPE_CHECKING:

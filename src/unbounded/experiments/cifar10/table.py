@@ -20,6 +20,7 @@ from unbounded.experiments.cifar10.results import (
     read,
     relative_range,
     select,
+    settings,
     spread_of,
 )
 from unbounded.experiments.cifar10.study import MARK
@@ -263,7 +264,6 @@ def _verdicts(results: Sequence[Result]) -> str:
 
 def _conditions(results: Sequence[Result]) -> str:
     """Device, recipe, and the time of each kind of run."""
-    recipe = results[-1]["recipe"]  # a UDN's, if there is one: it uses all of it
     devices = dict.fromkeys(
         f"{r['versions'].get('device', '?')}, torch {r['versions'].get('torch', '?')}"
         for r in results
@@ -280,11 +280,11 @@ def _conditions(results: Sequence[Result]) -> str:
         epoch = f"{spread_of(runs, 'epoch_seconds').mean:.2f}"
         rows.append([name, str(len(runs)), *minutes, epoch, _integers(runs, "num_layers")])
     total = sum(r["seconds"] for r in results) / 60
-    settings = ", ".join(
+    each = ", ".join(
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in recipe.items()
+        for key, value in settings(results).items()
     )
-    note = f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {settings}.\n"
+    note = f"{total:.1f} minutes of runs on {'; '.join(devices)}. Recipe: {each}.\n"
     return markdown_table([*head, "layers"], rows) + "\n" + note
 
 
