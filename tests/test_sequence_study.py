@@ -105,7 +105,8 @@ def test_files_are_kept_that_these_settings_would_make(tmp_path, monkeypatch, ca
         old = records.read_json(path)
         del old["configuration"]["text_reference"], old["configuration"]["bf16"]
         records.write_json(path, old)
-    assert again("--resume") == {"text-0.1-udn-0", "text-1-udn-0"}
+    assert again("--resume") == set()  # both were what they are
+    assert again("--resume", "--text-reference", "6", "3") == {"text-0.1-udn-0", "text-1-udn-0"}
     assert again("--resume", "--bf16") == whole
 
 
@@ -136,7 +137,7 @@ def test_text_has_a_reference_of_its_own():
             assert rule.most == (settings.text_most if is_text else settings.most)
             expected = ub.TruncatedNormal(*((5.0, 2.5) if is_text else model.layers.reference))
             assert model.depth.mean() == pytest.approx(expected.mean())
-    assert recipe.Settings().text_reference == (6.0, 3.0)
+    assert recipe.Settings().text_reference == ub.TransformerLayers.reference
 
 
 def test_a_network_goes_on_from_its_checkpoint(tmp_path):

@@ -75,6 +75,7 @@ main = partial(rewrite, write, __doc__, "folder with NAME.json of each problem")
 # Words and cells ---------------------------------------------------------------------------------
 
 VERDICT_HEAD = ("to reach", "goal", "all", "development", "test", "reached")
+_AVERAGED = ("UDNs averaged, all", "reached")
 PROBLEM_HEAD = (
     *("problem", "role", "best fixed depth", "its score", "smallest in 1 s.e."),
     *("chosen by validation", "DUN", "UDN", "mode", "E[ℓ] from each start", "E[ℓ], longer"),
@@ -82,14 +83,18 @@ PROBLEM_HEAD = (
 )
 
 
-def verdict_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
-    """A row for each thing to reach."""
+def verdict_table(verdicts: Sequence[Verdict]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """A head, and a row for each thing to reach: by the UDN, then by the mean of some, if any."""
+    averaged = [one.members for one in verdicts if one.members is not None]
     rows = []
     for criterion in CRITERIA:
         cells = [_share(_of_role(verdicts, role), criterion) for role in ROLES.values()]
         goal = f"≥ {criterion.goal:.0%}" if criterion.goal else f"≤ {COST:g} on average"
-        rows.append([criterion.about, goal, *cells, _mark(reached(verdicts, criterion))])
-    return rows
+        row = [criterion.about, goal, *cells, _mark(reached(verdicts, criterion))]
+        if averaged:
+            row += [_share(averaged, criterion), _mark(reached(averaged, criterion))]
+        rows.append(row)
+    return VERDICT_HEAD + (_AVERAGED if averaged else ()), rows
 
 
 def problem_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
@@ -139,7 +144,7 @@ def as_markdown(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         *_paragraphs(documents),
         "## Verdicts",
         "",
-        markdown_table(VERDICT_HEAD, verdict_rows(verdicts)),
+        markdown_table(*verdict_table(verdicts)),
         _means(documents, verdicts),
         "",
         "## Problems",
@@ -167,7 +172,7 @@ def as_html(documents: Sequence[Row], verdicts: Sequence[Verdict], folder: Path)
         page.Section(
             "Verdicts",
             "\n\n".join([*rest, _means(documents, verdicts)]),
-            [page.table(VERDICT_HEAD, verdict_rows(verdicts))],
+            [page.table(*verdict_table(verdicts))],
             full=True,
         ),
         page.Section("All problems", _LEGEND, [_image(folder, "overview")], full=True),

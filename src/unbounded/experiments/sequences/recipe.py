@@ -55,8 +55,8 @@ class Settings:
         most: tokens of a look that the depth rule counts, at most. The ten nats that a layer
             must gain are 10/most nats a token.
         text_most: the same for held-out characters of a text, where small gains count.
-        text_reference: place and spread that q(ℓ) starts from on a text, whose blocks each gain
-            a little; elsewhere it starts from the layers' own.
+        text_reference: place and spread that q(ℓ) starts from on a text; elsewhere it starts
+            from the layers' own.
         test_rows: fresh sequences that the result is measured on; of text so many windows at
             most, and as many to follow the training by.
         text_length: characters of a window.
@@ -88,7 +88,7 @@ class Settings:
     average: float = 0.99
     most: int = 1024
     text_most: int = 4096
-    text_reference: tuple[float, float] = (6.0, 3.0)
+    text_reference: tuple[float, float] = TransformerLayers.reference
     test_rows: int = 1024
     text_length: int = 128
     text_rows: int = 64
@@ -279,7 +279,7 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
     return found
 
 
-OLD = {"bf16": False}
+OLD = {"bf16": False, "text_reference": list(TransformerLayers.reference)}
 """Settings that files of earlier versions do not name."""
 _MATTERS = {
     "all": ["width", "heads", "looks", "lr", "average", "test_rows", "bf16"],
