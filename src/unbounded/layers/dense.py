@@ -41,7 +41,8 @@ class Dense(Layers):
         in_features: size of the input x; inputs of more axes are not flattened for you.
         width: size of every hidden state (32 on the paper's spirals).
         out_features: size of a head's output: what the likelihood takes.
-        activation: "relu", "tanh", "gelu", "silu", "mish" or a callable; None takes the class's own.
+        activation: "relu", "tanh", "gelu", "silu", "mish" or a callable; None takes the
+            class's own.
         init: "default" (torch's, the paper's), "he", or a callable that fills an `nn.Linear`
             of a hidden layer; None takes the class's own. Heads keep torch's default.
         shares_head: one head for all depths, as in Depth Uncertainty Networks.
@@ -115,7 +116,7 @@ class Dense(Layers):
     def stacked(
         self, hidden: Sequence[Sequence[nn.Module]], heads: Sequence[nn.Module]
     ) -> type[NetworkStack] | None:
-        """Batched products written out by hand, for plain layers with an activation of `WRITTEN`."""
+        """Batched products by hand, for plain layers with an activation of `WRITTEN`."""
         layers = [layer for of_one in hidden for layer in of_one]
         made = (
             type(self) in (Dense, PreNormDense)

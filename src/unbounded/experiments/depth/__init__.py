@@ -151,7 +151,9 @@ def _waiting(problems: list[Problem], settings: Settings, parts: Path, resume: b
     """The populations that are not trained yet; what takes longest begins first."""
     names = [population.name for population in runs.populations(problems, settings)]
     names = [name for name in names if not (resume and (parts / f"{name}.json").exists())]
-    return sorted(names, key=lambda name: (not name.endswith("-long"), not name.endswith("-members")))
+    return sorted(
+        names, key=lambda name: (not name.endswith("-long"), not name.endswith("-members"))
+    )
 
 
 def _at_once(
