@@ -117,7 +117,7 @@ def test_a_layer_is_asked_for_little_while_little_is_learnt():
     """Else q falls back to depth 1 as soon as something generalises at all."""
     model = tiny(3.0, 1.0)
     guess = torch.full((ROWS,), 0.5).double().log()
-    for lead, asked_for in ((0.02, "a share"), (1.2, "all")):
+    for lead, asked_for in ((0.02, "a share"), (2.4, "all")):
         rule = HeldOutAscent()
         rule.reserve(model, model.depth.max_depth())
         rule._state[0, 0] += 10
