@@ -15,7 +15,7 @@ from unbounded.data.uci import SETS
 from unbounded.experiments import records
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.uci import figure, published
-from unbounded.experiments.uci.models import CHOSEN, FINITE, LABELS, TABLES
+from unbounded.experiments.uci.models import CATBOOST, CHOSEN, FINITE, LABELS, TABLES
 from unbounded.experiments.uci.published import Estimate
 
 Results = dict[str, dict[str, Any]]
@@ -32,7 +32,8 @@ def estimates(result: Mapping[str, Any], metric: str) -> dict[str, Estimate]:
     """Mean and standard error over the splits, for each model of a set."""
     values: dict[str, list[float]] = {}
     for row in result["rows"]:
-        values.setdefault(row["model"], []).append(row[metric])
+        if metric in row:  # a model without depths has none
+            values.setdefault(row["model"], []).append(row[metric])
     return {model: summary(values[model]) for model in LABELS if model in values}
 
 
@@ -148,6 +149,11 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
                 note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
                 good = row[model].mean < sum(f.mean for f in finite) / len(finite)
                 note(f"{LABELS[model]} better than their average, {title}", name, good)
+            if TABLES in row and CATBOOST in row:
+                good = not_worse(row[TABLES], row[CATBOOST])
+                note(f"{LABELS[TABLES]} as good as {LABELS[CATBOOST]}, {title}", name, good)
+                good = not_worse(row[CATBOOST], row[TABLES])
+                note(f"{LABELS[CATBOOST]} as good as {LABELS[TABLES]}, {title}", name, good)
             ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble", TABLES) if m in row]
             if not ours:
                 continue
