@@ -91,12 +91,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             return_std: also give the standard deviation of the mixture, of the same shape: noise
                 and disagreement between depths together.
         """
+        if not return_std:
+            means = self._expected(X, "mean")  # which says so first if nothing is fitted
+            return self._shaped(self.target_scaling_.undo(means))
         pieces = (
-            [p.mean.cpu().numpy(), *([p.variance.sqrt().cpu().numpy()] if return_std else [])]
-            for p in self._predictions(X)
+            [p.mean.cpu().numpy(), p.variance.sqrt().cpu().numpy()] for p in self._predictions(X)
         )
-        mean, *std = self._in_units(pieces, 0)
-        return (mean, std[0]) if return_std else mean
+        mean, std = self._in_units(pieces, 0)
+        return mean, std
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
         """The t with P(Y ≤ t | x) = q, in the units of y: `(quantile, rows)`, quantile first.
