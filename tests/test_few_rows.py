@@ -156,7 +156,8 @@ def test_probabilities_are_those_of_torch(friedman, monkeypatch, labels):
 
 NOISES = {
     "fixed": ub.likelihoods.FixedNoise(2.0),
-    "learnt": ub.likelihoods.LearntNoise(num_targets=2, bends=[([0.0, 1.0], [0.5, 2.0]), None]),
+    "learnt": ub.likelihoods.LearntNoise(0.3, num_targets=2),
+    "bent": ub.likelihoods.LearntNoise(num_targets=2, bends=[([0.0, 1.0], [0.5, 2.0]), None]),
     "input": ub.likelihoods.InputNoise(),
     "scaled": ub.likelihoods.ScaledInputNoise(num_targets=2),
 }
@@ -179,11 +180,19 @@ def test_mixtures_are_those_of_torch(name, depth, rows, size, seed):
     log_q = (3 * torch.randn(depth, generator=random)).double().log_softmax(0)
     given_outputs = outputs.clone()
     found = expectations(likelihood, log_q)
-    assert set(found) == ({"probs", "classes"} if name == "classes" else {"mean"})
     prediction = likelihood.predict(outputs, log_q)
+    if name == "classes":
+        expected = {"probs": prediction.probs, "classes": prediction.classes}
+    else:
+        mean, std = prediction.mean, prediction.variance.sqrt()
+        expected = {"mean": mean, "mean and std": torch.stack([mean, std])}
+    if name == "bent":  # its scales follow the mean
+        del expected["mean and std"]
+    assert set(found) == set(expected)
+    close = {"rtol": 1e-12, "atol": 1e-14 * max(1.0, size)}
     for what, function in found.items():
-        expected = getattr(prediction, what).detach().numpy()
-        np.testing.assert_allclose(function(outputs.numpy()), expected, rtol=1e-12, atol=1e-14)
+        values = expected[what].detach().numpy()
+        np.testing.assert_allclose(function(outputs.numpy()), values, **close)
     assert torch.equal(outputs, given_outputs)
     if name == "classes":
         probs = found["probs"](outputs.numpy())
@@ -217,18 +226,22 @@ def test_likelihoods_that_numpy_does_not_know(likelihood):
 
 
 def test_one_row_does_not_go_through_torch(friedman, monkeypatch):
-    """A mean, probabilities and a class come without a mixture of torch's; the rest has one."""
+    """A mean, with a deviation, probabilities and a class come without a mixture of torch's."""
     X, y = friedman
     numbers = UDNRegressor(**SHORT).fit(X, y)
     classes = UDNClassifier(**SHORT).fit(X, np.digitize(y, [10, 15]))
+    both = numbers.predict(X, return_std=True)
     many = numbers.predict(X), classes.predict_proba(X), classes.predict(X)
     monkeypatch.setattr(Prepared, "predictions", None)
     one = X[7:8]
     np.testing.assert_allclose(numbers.predict(one), many[0][7:8], **CLOSE)
     np.testing.assert_allclose(classes.predict_proba(one), many[1][7:8], **CLOSE)
     assert classes.predict(one) == many[2][7:8]
-    with pytest.raises(TypeError):
-        numbers.predict(one, return_std=True)
+    np.testing.assert_allclose(
+        numbers.predict(one, return_std=True), [part[7:8] for part in both], **CLOSE
+    )
+    with pytest.raises(TypeError):  # all else has a mixture of torch's
+        numbers.predict_quantiles(one)
 
 
 def test_a_likelihood_of_another_kind_is_refused_for_one_row_too(friedman):

@@ -58,16 +58,25 @@ class Predictor:
     def _expected(self, X: Any, what: str) -> NDArray[Any]:
         """A property of the mixture over depths (and members), such as "mean": `(rows, …)`."""
         x, prepared = self._ready(X)
-        if len(x) <= FEW_ROWS and len(prepared) == 1:
-            found = prepared[0].expected(what, self.input_scaling_.apply(x))
-            if found is not None:
-                return found
-        mixtures = map(_mixture, self._pieces(x, prepared))
+        found: NDArray[Any] | None = self._of_few(x, prepared, what)
+        if found is not None:
+            return found
+        mixtures = self._mixtures(x, prepared)
         return np.concatenate([getattr(p, what).cpu().numpy() for p in mixtures])
+
+    def _of_few(self, x: NDArray[Any], prepared: Sequence[Prepared], what: str) -> Any:
+        """The same of few rows of one network, in NumPy; None where that cannot be."""
+        if len(x) > FEW_ROWS or len(prepared) > 1:
+            return None
+        return prepared[0].expected(what, self.input_scaling_.apply(x))
 
     def _predictions(self, X: Any) -> Iterator[Any]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
-        return map(_mixture, self._member_predictions(X))
+        return self._mixtures(*self._ready(X))
+
+    def _mixtures(self, x: NDArray[Any], prepared: Sequence[Prepared]) -> Iterator[Any]:
+        for members in self._pieces(x, prepared):
+            yield members[0] if len(members) == 1 else combine(members)
 
     def _member_predictions(self, X: Any) -> Iterator[list[Any]]:
         """The mixtures of the members for a few thousand rows at a time."""
@@ -139,8 +148,3 @@ class Predictor:
             [model.support()[0] for model in models],
             [depth_probs(model) for model in models],
         )
-
-
-def _mixture(members: Sequence[Any]) -> Any:
-    """That of all members."""
-    return members[0] if len(members) == 1 else combine(members)

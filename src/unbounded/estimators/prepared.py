@@ -82,10 +82,11 @@ class Prepared:
                 outputs, _ = self.frozen(x)
         return self.frozen.likelihood.predictions(outputs, self.log_q)
 
-    def expected(self, what: str, x: NDArray[np.float64]) -> NDArray[Any] | None:
+    def expected(self, what: str, x: NDArray[np.float64]) -> Any:
         """A property of the mixture, by name, for few inputs `(rows, …)`; all of it in NumPy.
 
-        None where that cannot be, or there are more than few: then `predictions` has it.
+        Names are those of `likelihoods.few_rows`. None where it cannot be, or there are more than
+        few: then `predictions` has it.
         """
         of_few, expected = self._of_few, self._expected.get(what)
         if of_few is None or expected is None or len(x) > FEW_ROWS or has_global_hooks():

@@ -94,9 +94,9 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         if not return_std:
             means = self._expected(X, "mean")  # which says so first if nothing is fitted
             return self._shaped(self.target_scaling_.undo(means))
-        pieces = (
-            [p.mean.cpu().numpy(), p.variance.sqrt().cpu().numpy()] for p in self._predictions(X)
-        )
+        x, prepared = self._ready(X)
+        few = self._of_few(x, prepared, "mean and std")
+        pieces = [few] if few is not None else map(_moments, self._mixtures(x, prepared))
         mean, std = self._in_units(pieces, 0)
         return mean, std
 
@@ -253,3 +253,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _moments(prediction: GaussianPrediction) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of a mixture, both `(rows, target)`."""
+    return prediction.mean.cpu().numpy(), prediction.variance.sqrt().cpu().numpy()
