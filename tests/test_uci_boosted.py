@@ -144,14 +144,16 @@ def test_the_constant_is_the_error_on_held_out_rows(line):
         weights = np.linalg.lstsq(x, data.y[train], rcond=None)[0]
         errors += (data.y[held] - np.c_[data.x[held], np.ones(len(held))] @ weights).tolist()
     assert found.constant == pytest.approx(np.sqrt(np.mean(np.square(errors))))
-    assert found.factor == pytest.approx(1, abs=0.01)
+    factor = found.factors["constant"]
+    assert factor == pytest.approx(1, abs=0.01)
     row = boosted.score(data, PLAN, 1, found)
     mean = found.models.usual.predict(data.x[test])[0]
-    scale = np.full_like(mean, max(found.constant * found.factor, rounding(data.y[~test])))
+    scale = np.full_like(mean, max(found.constant * factor, rounding(data.y[~test])))
     y = data.y[test]
     assert row["rmse"] == pytest.approx(metrics.rmse(y, mean))
     assert row["nll"] == pytest.approx(metrics.mixture_nll(y, np.ones(1), mean[None], scale[None]))
     assert row["validation_nll"] == row["candidates"]["constant"]
+    assert row["nll"] == row["nll_constant"]
 
 
 def test_the_rmse_is_that_of_the_usual_loss(line):
@@ -163,9 +165,12 @@ def test_the_rmse_is_that_of_the_usual_loss(line):
     mean, _ = found.models.usual.predict(data.x[test])
     other, scales = found.models.uncertain.predict(data.x[test])
     assert row["rmse"] == metrics.rmse(data.y[test], mean) != metrics.rmse(data.y[test], other)
-    wide = np.maximum(scales * found.factor, rounding(data.y[~test]))
+    wide = np.maximum(scales * found.factors["uncertainty"], rounding(data.y[~test]))
     nll = metrics.mixture_nll(data.y[test], np.ones(1), other[None], wide[None])
     assert row["nll"] == pytest.approx(nll)
+    scale = np.full_like(mean, found.constant * found.factors["constant"])
+    nll = metrics.mixture_nll(data.y[test], np.ones(1), mean[None], scale[None])
+    assert row["nll_constant"] == pytest.approx(nll)
 
 
 def test_the_table_compares_it_with_the_estimator():
@@ -175,10 +180,14 @@ def test_the_table_compares_it_with_the_estimator():
         for row in result["rows"]:
             if row["model"] == CATBOOST:
                 del row["depth_mean"]
+                row["nll_constant"] = -1.0 if result is near else 1.0
     found = table.verdicts({"yacht": near, "boston": far})
     assert found["UDNRegressor as good as CatBoost, RMSE"] == {"yacht": True, "boston": False}
     assert found["CatBoost as good as UDNRegressor, RMSE"] == {"yacht": True, "boston": True}
+    # The better of its two kinds of noise: −1 and 0, where all others have 0.
+    assert found["UDNRegressor as good as CatBoost, NLL"] == {"yacht": False, "boston": True}
     text = table.markdown({"yacht": near, "boston": far})
+    assert "| CatBoost | CatBoost, one σ | PBP |" in text
     assert "| UDNRegressor as good as CatBoost, RMSE | 1 of 2 | boston |" in text
     assert f"| {LABELS[CATBOOST]} |" in text
 
