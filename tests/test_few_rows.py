@@ -16,6 +16,7 @@ from unbounded.layers import Dense, PreNormDense, ResidualDense, TableDense, Tru
 from unbounded.layers.dense import DenseLayer
 from unbounded.layers.few_rows import numpy_pass
 from unbounded.likelihoods import Members
+from unbounded.likelihoods.few_rows import expectations
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 SHORT = {"epochs": 3, "width": 8, "random_state": 0}
@@ -153,6 +154,106 @@ def test_probabilities_are_those_of_torch(friedman, monkeypatch, labels):
     assert passes == [1, 1, 1]
 
 
+NOISES = {
+    "fixed": ub.likelihoods.FixedNoise(2.0),
+    "learnt": ub.likelihoods.LearntNoise(0.3, num_targets=2),
+    "bent": ub.likelihoods.LearntNoise(num_targets=2, bends=[([0.0, 1.0], [0.5, 2.0]), None]),
+    "input": ub.likelihoods.InputNoise(),
+    "scaled": ub.likelihoods.ScaledInputNoise(num_targets=2),
+}
+MIXED = {name: ub.Gaussian(noise) for name, noise in NOISES.items()}
+MIXED |= {"balanced": ub.likelihoods.BalancedGaussian(num_targets=2), "classes": ub.Categorical(4)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(sorted(MIXED)),
+    depth=st.integers(1, 9),
+    rows=st.integers(1, 4),
+    size=st.sampled_from([0.01, 1.0, 30.0, 1e6]),
+    seed=st.integers(0, 99),
+)
+def test_mixtures_are_those_of_torch(name, depth, rows, size, seed):
+    likelihood = MIXED[name]
+    random = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(depth, rows, likelihood.num_outputs(2), generator=random).double() * size
+    log_q = (3 * torch.randn(depth, generator=random)).double().log_softmax(0)
+    given_outputs = outputs.clone()
+    found = expectations(likelihood, log_q)
+    prediction = likelihood.predict(outputs, log_q)
+    if name == "classes":
+        expected = {"probs": prediction.probs, "classes": prediction.classes}
+    else:
+        mean, std = prediction.mean, prediction.variance.sqrt()
+        expected = {"mean": mean, "mean and std": torch.stack([mean, std])}
+    if name == "bent":  # its scales follow the mean
+        del expected["mean and std"]
+    assert set(found) == set(expected)
+    close = {"rtol": 1e-12, "atol": 1e-14 * max(1.0, size)}
+    for what, function in found.items():
+        values = expected[what].detach().numpy()
+        np.testing.assert_allclose(function(outputs.numpy()), values, **close)
+    assert torch.equal(outputs, given_outputs)
+    if name == "classes":
+        probs = found["probs"](outputs.numpy())
+        assert probs.max() <= 1
+        assert (found["classes"](outputs.numpy()) == probs.argmax(1)).all()
+        np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-15)
+
+
+class Halved(ub.Categorical):
+    """What a user has derived from a likelihood of ours."""
+
+    def class_log_probs(self, outputs):
+        return super().class_log_probs(outputs / 2)
+
+
+class Negated(ub.likelihoods.FixedNoise):
+    """A noise whose means are not the outputs."""
+
+    def split(self, outputs):
+        means, scales = super().split(outputs)
+        return -means, scales
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [Halved(3), ub.Gaussian(Negated()), ub.Bernoulli(), ub.MultiLabel(2)],
+    ids=["derived", "noise", "one number", "labels"],
+)
+def test_likelihoods_that_numpy_does_not_know(likelihood):
+    assert expectations(likelihood, torch.zeros(1).double()) == {}
+
+
+def test_one_row_does_not_go_through_torch(friedman, monkeypatch):
+    """A mean, with a deviation, probabilities and a class come without a mixture of torch's."""
+    X, y = friedman
+    numbers = UDNRegressor(**SHORT).fit(X, y)
+    classes = UDNClassifier(**SHORT).fit(X, np.digitize(y, [10, 15]))
+    both = numbers.predict(X, return_std=True)
+    many = numbers.predict(X), classes.predict_proba(X), classes.predict(X)
+    monkeypatch.setattr(Prepared, "predictions", None)
+    one = X[7:8]
+    np.testing.assert_allclose(numbers.predict(one), many[0][7:8], **CLOSE)
+    np.testing.assert_allclose(classes.predict_proba(one), many[1][7:8], **CLOSE)
+    assert classes.predict(one) == many[2][7:8]
+    np.testing.assert_allclose(
+        numbers.predict(one, return_std=True), [part[7:8] for part in both], **CLOSE
+    )
+    with pytest.raises(TypeError):  # all else has a mixture of torch's
+        numbers.predict_quantiles(one)
+
+
+def test_a_likelihood_of_another_kind_is_refused_for_one_row_too(friedman):
+    X, y = friedman
+    model = UDNRegressor(**SHORT).fit(X, y)
+    classes = UDNClassifier(**SHORT).fit(X, y > 14)
+    model.model_, model.members_ = classes.model_, classes.members_
+    for rows in (X, X[:1]):
+        with pytest.raises(TypeError, match="predicts no mean"):
+            model.predict(rows)
+
+
 class Doubled(DenseLayer):
     """What a user has derived from a layer of ours."""
 
@@ -219,6 +320,10 @@ CHANGES = {
         m.network.heads["1"], "forward", lambda state: state.sum(1, keepdim=True).expand(-1, 2)
     ),
     "activation": lambda m: setattr(m.network.hidden["1"], "activation", torch.cos),
+    "hook before": lambda m: m.network.heads["1"].register_forward_pre_hook(
+        lambda m, given: (given[0] + 1,)
+    ),
+    "values": lambda m: m.network.heads["1"].bias.data.add_(1),
     "bias": lambda m: setattr(m.network.heads["1"].bias, "data", torch.tensor([5.0, 0.0])),
 }
 

@@ -36,7 +36,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cluster": ("Dask and Ray beside BatchPredictor", ("dask", "ray")),
     "baselines": ("more solvers for NODE, ANODE and MDEQ", ("torchdiffeq", "torchdeq")),
     "docs": ("the pages, make docs", ("sphinx", "myst-nb", "furo", "sphinx-copybutton")),
-    "rivals": ("the rivals of python -m benchmarks.tables", ("catboost", "pytabkit")),
+    "rivals": ("CatBoost and RealMLP, to compare with", ("catboost", "pytabkit")),
 }
 """Of each extra what it is for, and its packages."""
 

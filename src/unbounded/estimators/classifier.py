@@ -106,7 +106,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             probs, depths = self._early(X, exit)
             best = (probs > 0.5).astype(np.int64) if self._num_labels else probs.argmax(1)
             return (best if self._num_labels else self.classes_[best]), depths
-        codes = np.concatenate([p.classes.cpu().numpy() for p in self._predictions(X)])
+        codes = self._expected(X, "classes")
         return codes if self._num_labels else self.classes_[codes]
 
     def predict_proba(self, X: Any, exit: float | EarlyExit | None = None) -> Any:
@@ -122,7 +122,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         """
         if exit is not None:
             return self._early(X, exit)
-        return np.concatenate([p.probs.cpu().numpy() for p in self._predictions(X)])
+        return self._expected(X, "probs")
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
         """The logarithms of `predict_proba`, finite where those round to 0: `(rows, class)`."""

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
-from unbounded.estimators.prepared import Prepared
+from unbounded.estimators.prepared import FEW_ROWS, Prepared
 from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
 from unbounded.exits import EarlyExit, predict_early
 from unbounded.likelihoods import Prediction
@@ -55,21 +55,45 @@ class Predictor:
         supports = [model.support() for model in self.members_]
         return np.arange(min(s[0] for s in supports), max(s[1] for s in supports) + 1)
 
+    def _expected(self, X: Any, what: str) -> NDArray[Any]:
+        """A property of the mixture over depths (and members), such as "mean": `(rows, …)`."""
+        x, prepared = self._ready(X)
+        found: NDArray[Any] | None = self._of_few(x, prepared, what)
+        if found is not None:
+            return found
+        mixtures = self._mixtures(x, prepared)
+        return np.concatenate([getattr(p, what).cpu().numpy() for p in mixtures])
+
+    def _of_few(self, x: NDArray[Any], prepared: Sequence[Prepared], what: str) -> Any:
+        """The same of few rows of one network, in NumPy; None where that cannot be."""
+        if len(x) > FEW_ROWS or len(prepared) > 1:
+            return None
+        return prepared[0].expected(what, self.input_scaling_.apply(x))
+
     def _predictions(self, X: Any) -> Iterator[Any]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
-        for predictions in self._member_predictions(X):
-            yield predictions[0] if len(predictions) == 1 else combine(predictions)
+        return self._mixtures(*self._ready(X))
+
+    def _mixtures(self, x: NDArray[Any], prepared: Sequence[Prepared]) -> Iterator[Any]:
+        for members in self._pieces(x, prepared):
+            yield members[0] if len(members) == 1 else combine(members)
 
     def _member_predictions(self, X: Any) -> Iterator[list[Any]]:
+        """The mixtures of the members for a few thousand rows at a time."""
+        return self._pieces(*self._ready(X))
+
+    def _ready(self, X: Any) -> tuple[NDArray[Any], list[Prepared]]:
+        """Rows as the network takes them, and the members, ready to predict."""
+        if not hasattr(self, "model_"):  # scikit-learn's words for it take longer to be found
+            check_is_fitted(self)
+        return validate_new(self, X), [Prepared.of(model) for model in self.members_]
+
+    def _pieces(self, x: NDArray[Any], prepared: Sequence[Prepared]) -> Iterator[list[Any]]:
         """The mixtures of the members for a few thousand rows at a time.
 
         In double precision: a row's prediction then does not depend, to more digits than anybody
         looks at, on the rows it is predicted together with.
         """
-        if not hasattr(self, "model_"):  # scikit-learn's words for it take longer to be found
-            check_is_fitted(self)
-        x = validate_new(self, X)
-        prepared = [Prepared.of(model) for model in self.members_]
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
         rows = max(1, PREDICTION_ROWS // self.model_.likelihood.count)

@@ -3,10 +3,13 @@
 Freezing copies the weights, which takes several times as long as the prediction of a row. So a copy
 is kept as long as its model stays as it is. It is kept beside the model and not within: a
 prediction changes no estimator, and pickles and files do not carry it. Few rows go through the
-copy in NumPy where its layers can (`layers.few_rows`); the mixture is torch's in any case.
+copy in NumPy where its layers can (`layers.few_rows`), and so does what is asked for most of their
+mixture (`likelihoods.few_rows`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 from unbounded.frozen import Frozen
 from unbounded.layers.few_rows import has_global_hooks, numpy_pass
 from unbounded.likelihoods import Prediction
+from unbounded.likelihoods.few_rows import expectations
 from unbounded.model import UDN
 
 
@@ -32,6 +36,8 @@ class Prepared:
             self.log_q = self.frozen.depth_probs.log().log_softmax(0)
         on_cpu = model.anchor.device.type == "cpu"
         self._of_few = numpy_pass(self.frozen.stack()) if on_cpu else None
+        takes_numbers = on_cpu and not model.layers.integer_inputs
+        self._expected = expectations(self.frozen.likelihood, self.log_q) if takes_numbers else {}
         network = model.network
         stack = network.stack(len(self.frozen.hidden), self.frozen.first_depth)
         parts = model.depth, model.likelihood, *stack.hidden, *stack.heads
@@ -43,6 +49,8 @@ class Prepared:
         # Tensors of inference mode count no changes.
         self._counting = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._values = [_flat(tensor) for tensor in self._tensors if _is_watched(tensor)]
+        self._few_values = [pair for pair in self._values if len(pair[0]) <= _LENGTH]
+        self._many_values = [pair[0] for pair in self._values if len(pair[0]) > _LENGTH]
         # What else a pass may depend on: numbers, such as a fixed scale, and functions, such as an
         # activation; not whether a module is in training.
         self._others = [
@@ -51,6 +59,7 @@ class Prepared:
             for name, value in held.items()
             if (type(value) in _PLAIN or callable(value)) and name != "training"
         ]
+        self._others += [(vars(module), "forward") for module in self._modules]
         self._seen = self._look(model)
 
     @classmethod
@@ -73,30 +82,46 @@ class Prepared:
                 outputs, _ = self.frozen(x)
         return self.frozen.likelihood.predictions(outputs, self.log_q)
 
+    def expected(self, what: str, x: NDArray[np.float64]) -> Any:
+        """A property of the mixture, by name, for few inputs `(rows, …)`; all of it in NumPy.
+
+        Names are those of `likelihoods.few_rows`. None where it cannot be, or there are more than
+        few: then `predictions` has it.
+        """
+        of_few, expected = self._of_few, self._expected.get(what)
+        if of_few is None or expected is None or len(x) > FEW_ROWS or has_global_hooks():
+            return None
+        return expected(of_few(x))
+
     def _look(self, model: UDN) -> list[Any]:
-        """What a change of the model would change: which parts there are, and their values."""
+        """What a change of the model would change: which parts there are, and their values.
+
+        Loops are those of iterators: this is run before every prediction.
+        """
         parts = model._modules
         network: Any = parts["network"]
         seen: list[Any] = [*map(id, parts.values()), id(network._modules["hidden"])]
-        for module in self._modules:
-            seen += map(id, module._modules.values())
-            seen += map(id, module._parameters.values())
-            seen += map(id, module._buffers.values())
-            seen += module._forward_hooks  # numbers, of which each is given once
-            seen += module._forward_pre_hooks
-            seen.append(module.__dict__.get("forward"))
+        held = chain.from_iterable(map(_held, self._modules))
+        seen += map(id, chain.from_iterable(map(_values_of, held)))
+        # Numbers, of which each is given once.
+        seen += chain.from_iterable(chain.from_iterable(map(_hooks, self._modules)))
         # A tensor whose storage is replaced, and one that is written to by all but fused
         # optimisers and `.data`.
-        seen += [tensor.data_ptr() for tensor in self._tensors]
-        seen += [tensor._version for tensor in self._counting]
+        seen += map(Tensor.data_ptr, self._tensors)
+        seen += map(_version, self._counting)
         seen += [held.get(name) for held, name in self._others]
         # What `.data` changes as well: projections of the values.
-        seen += map(_projected, self._values)
+        seen += [values.dot(direction) for values, direction in self._few_values]
+        seen += map(_projected, self._many_values)
         return seen
 
 
 FEW_ROWS = 64
 """Up to which NumPy is faster."""
+_held = attrgetter("_modules", "_parameters", "_buffers")
+_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks")
+_values_of: Callable[[Any], Any] = methodcaller("values")
+_version = attrgetter("_version")
 _known: WeakKeyDictionary[UDN, Prepared] = WeakKeyDictionary()
 _PLAIN = frozenset((bool, int, float))
 _LENGTH = 1 << 16
@@ -118,15 +143,12 @@ def _flat(tensor: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
     return values, _direction[: len(values)]
 
 
-def _projected(watched: tuple[NDArray[Any], NDArray[Any]]) -> Any:
-    """A number that other values would change; of many values one for each piece of them.
+def _projected(values: NDArray[Any]) -> list[float]:
+    """Numbers that other values would change: of many values one for each piece of them.
 
     Takes less time than a pass, which reads the same values in twice the precision.
     """
-    values, direction = watched
-    if len(values) <= _LENGTH:
-        return values.dot(direction)
     whole = len(values) // _LENGTH * _LENGTH
     rest = values[whole:]
-    pieces = values[:whole].reshape(-1, _LENGTH).dot(direction)
-    return [*pieces.tolist(), rest.dot(direction[: len(rest)])]
+    pieces = values[:whole].reshape(-1, _LENGTH).dot(_direction)
+    return [*pieces.tolist(), rest.dot(_direction[: len(rest)])]

@@ -91,12 +91,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             return_std: also give the standard deviation of the mixture, of the same shape: noise
                 and disagreement between depths together.
         """
-        pieces = (
-            [p.mean.cpu().numpy(), *([p.variance.sqrt().cpu().numpy()] if return_std else [])]
-            for p in self._predictions(X)
-        )
-        mean, *std = self._in_units(pieces, 0)
-        return (mean, std[0]) if return_std else mean
+        if not return_std:
+            means = self._expected(X, "mean")  # which says so first if nothing is fitted
+            return self._shaped(self.target_scaling_.undo(means))
+        x, prepared = self._ready(X)
+        few = self._of_few(x, prepared, "mean and std")
+        pieces = [few] if few is not None else map(_moments, self._mixtures(x, prepared))
+        mean, std = self._in_units(pieces, 0)
+        return mean, std
 
     def predict_quantiles(self, X: Any, q: float | Sequence[float] = (0.05, 0.5, 0.95)) -> Floats:
         """The t with P(Y ≤ t | x) = q, in the units of y: `(quantile, rows)`, quantile first.
@@ -251,3 +253,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _moments(prediction: GaussianPrediction) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of a mixture, both `(rows, target)`."""
+    return prediction.mean.cpu().numpy(), prediction.variance.sqrt().cpu().numpy()

@@ -19,7 +19,8 @@ from unbounded import interrupts
 from unbounded.data import uci
 from unbounded.devices import one_thread
 from unbounded.experiments import StudyError, listed, records, shares, usable_device
-from unbounded.experiments.uci.models import ENSEMBLES, LABELS, MEMBERS, TABLES
+from unbounded.experiments.uci import boosted
+from unbounded.experiments.uci.models import ALONE, CATBOOST, ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
 from unbounded.experiments.uci.study import UCISettings, estimate, run_set
 from unbounded.printing import show
@@ -37,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="standard",
         help="standard (20, protein 5), gap, or a number: the first so many standard ones",
     )
-    add("--models", metavar="NAMES", help=f"of {','.join(LABELS)}; all but tables by default")
+    add(
+        "--models",
+        metavar="NAMES",
+        help=f"of {','.join(LABELS)}; all but {' and '.join(ALONE)} by default",
+    )
     add("--device", default="cpu", help="where to train: cpu, cuda, …")
     add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
     add("--out", type=Path, help="folder to write; results/uci or results/uci-gap by default")
@@ -61,6 +66,11 @@ def run(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     say: Callable[[str], None] = show if shares.processes().is_first else lambda words: None
     plan = make_plan(options)
+    if CATBOOST in plan.models and (reason := boosted.missing()):
+        say(f"{CATBOOST} is skipped: {reason}")
+        plan = replace(plan, models=[model for model in plan.models if model != CATBOOST])
+        if not plan.models:
+            return
     chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
@@ -93,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
             "study": "uci",
             "set": name,
             "configuration": describe(mine, data),
-            "versions": records.versions(mine.device),
+            "versions": _versions(mine),
             **result,
         }
         with shares.concluded() as is_mine:
@@ -103,6 +113,11 @@ def _run(options: argparse.Namespace) -> None:
     with shares.concluded() as is_mine:
         if is_mine:
             _write(out, time.perf_counter() - start)
+
+
+def _versions(plan: UCISettings) -> dict[str, Any]:
+    more = {CATBOOST: boosted.version()} if CATBOOST in plan.models else {}
+    return records.versions(plan.device) | more
 
 
 def _write(out: Path, seconds: float) -> None:
@@ -147,8 +162,7 @@ def make_plan(options: argparse.Namespace) -> UCISettings:
     except ValueError as error:
         raise StudyError(str(error)) from None
     device = usable_device(options.device)
-    # The estimator has a recipe of its own, fits one split after another, and takes longest.
-    usual = [model for model in LABELS if model != TABLES]
+    usual = [model for model in LABELS if model not in ALONE]  # which take longest
     wanted = listed(options.models) if options.models else usual
     unknown = [m for m in wanted if m not in LABELS]
     if unknown:

@@ -1,4 +1,4 @@
-"""What is compared: the UDN, finite networks, DUN, and ensembles of them."""
+"""What is compared: the UDN, finite networks, DUN, ensembles of them, and two by other recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +23,8 @@ MEMBERS = 5
 
 TABLES = "tables"
 """`UDNRegressor` with its defaults: no network of the study's own recipe."""
+CATBOOST = "catboost"
+"""CatBoost with its defaults: no network at all."""
 
 LABELS = {
     "udn": "UDN",
@@ -32,8 +34,13 @@ LABELS = {
     "deep-ensemble": f"{MEMBERS} × finite",
     "udn-ensemble": f"{MEMBERS} × UDN",
     TABLES: "UDNRegressor",
+    CATBOOST: "CatBoost",
 }
 """The models of the study, in their order, and what tables call them."""
+
+ALONE = (TABLES, CATBOOST)
+"""Those that are fitted one split after another, each by a recipe of its own; the rest are networks
+of the study's recipe."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ CHOSEN = {"udn-paced": tuple(VARIANTS)}
 
 
 def choices_of(model: str) -> tuple[str, ...]:
-    """The networks that a model may be made of; none for the estimator."""
-    if model == TABLES:
+    """The networks that a model may be made of; none for those of `ALONE`."""
+    if model in ALONE:
         return ()
     return (ENSEMBLES | CHOSEN).get(model, (model,))
 

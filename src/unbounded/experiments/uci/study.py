@@ -13,7 +13,7 @@ import torch
 
 from unbounded.data.uci import UCISet
 from unbounded.engines import Stacked
-from unbounded.experiments.uci import estimator, scores
+from unbounded.experiments.uci import boosted, estimator, scores
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci.recipe import Recipe, Table, table, training_rows, validation_parts
 from unbounded.model import UDN
@@ -23,6 +23,8 @@ from unbounded.training.presets import half_cosine
 
 Say = Callable[[str], None]
 _CHUNK = 64
+_ALONE: dict[str, Any] = {models_.TABLES: estimator, models_.CATBOOST: boosted}
+"""Modules that fit and score the models of `models.ALONE`, split by split."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,12 @@ class UCISettings:
     @property
     def networks(self) -> list[str]:
         """The models that are made of networks by the study's own recipe."""
-        return [model for model in self.models if model != models_.TABLES]
+        return [model for model in self.models if model not in models_.ALONE]
+
+    @property
+    def alone(self) -> list[str]:
+        """The models that are not."""
+        return [model for model in self.models if model in models_.ALONE]
 
     @property
     def singles(self) -> list[str]:
@@ -100,13 +107,12 @@ def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]
     jobs = final_jobs(plan, tables, choices)
     trained = dict(zip(jobs, train(list(jobs.values()), plan), strict=True))
     fitted = {
-        split: estimator.fit(data, plan, split, _seed(plan.seeds[0], split))
-        for split in plan.splits
-        if models_.TABLES in plan.models
+        (split, name): _ALONE[name].fit(data, plan, split, _seed(plan.seeds[0], split))
+        for split, name in itertools.product(plan.splits, plan.alone)
     }
     finished = time.perf_counter()
     rows = _score(plan, tables, choices, trained)
-    rows += [estimator.score(data, plan, split, model) for split, model in fitted.items()]
+    rows += [_ALONE[name].score(data, plan, at, model) for (at, name), model in fitted.items()]
     rows.sort(key=lambda row: (row["split"], plan.models.index(row["model"])))
     seconds = {
         "selection": chosen - start,
@@ -114,7 +120,7 @@ def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]
         "scoring": time.perf_counter() - finished,
     }
     say(
-        f"{data.name}: {len(jobs) + len(fitted)} networks on all training rows in "
+        f"{data.name}: {len(jobs) + len(fitted)} models on all training rows in "
         f"{seconds['training']:.1f} s, scored in {seconds['scoring']:.1f} s"
     )
     return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "rows": rows}
@@ -229,9 +235,9 @@ def estimate(data: UCISet, plan: UCISettings, epochs: tuple[int, int] = (2, 6)) 
     guess = Choice(plan.recipe.scales[0], 1.0, 0.0, {})
     choices = {(split, name): guess for split in plan.splits for name in plan.singles}
     few, more = epochs
-    if models_.TABLES in plan.models:  # its time is that of one fit, by the clock
+    for name in plan.alone:  # its time is that of one fit, by the clock
         start = time.perf_counter()
-        estimator.fit(data, plan, plan.splits[0], plan.seeds[0])
+        _ALONE[name].fit(data, plan, plan.splits[0], plan.seeds[0])
         total += (time.perf_counter() - start) * len(plan.splits)
     finals = list(final_jobs(plan, tables, choices).values())
     for jobs in ([job for _, job in selection_jobs(data, plan)], finals):
