@@ -297,6 +297,8 @@ def test_repeating_is_a_fixed_point_iteration_without_a_tolerance():
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
     with pytest.raises(ValueError, match="'repeat' has a phantom gradient"):
         MDEQ(3, 4, solver="repeat", gradient="implicit")
+    with pytest.raises(ValueError, match="iterations must be at least 1, got 0"):
+        MDEQ(3, 4, solver="repeat", iterations=0)
 
 
 def test_a_fixed_point_keeps_its_precision():

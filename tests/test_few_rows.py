@@ -26,7 +26,7 @@ def networks():
     """Generators of all kinds with their number of columns."""
     sizes = {"in_features": st.integers(1, 5), "width": st.integers(1, 40)}
     sizes |= {"out_features": st.integers(1, 4), "shares_head": st.booleans()}
-    sizes |= {"activation": st.sampled_from(["relu", "tanh", "silu", "mish"])}
+    sizes |= {"activation": st.sampled_from(["relu", "tanh", "gelu", "silu", "mish"])}
     waves = {"frequencies": st.integers(1, 5), "embedding": st.integers(2, 4)}
     waves |= {"embedded": st.one_of(st.none(), st.sets(st.integers(0, 0)).map(sorted))}
     members = {"members": st.integers(1, 3)}
@@ -268,13 +268,26 @@ def derived(in_features, out_features):
     )
 
 
+class Leaky:
+    """An activation without a hash, as a plain dataclass is."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, h):
+        return h.relu() - 0.1 * (-h).relu()
+
+    def __eq__(self, other):
+        return type(other) is Leaky
+
+
 @pytest.mark.parametrize(
     "layers",
     [
         derived,
         lambda i, o: Dense(i, 8, o, activation=lambda h: h.relu() + 1),
+        lambda i, o: Dense(i, 8, o, activation=Leaky()),
     ],
-    ids=["class", "activation"],
+    ids=["class", "activation", "no hash"],
 )
 def test_what_is_not_known_is_left_to_torch(friedman, monkeypatch, layers):
     X, y = friedman

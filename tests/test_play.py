@@ -422,6 +422,13 @@ def test_the_page_is_small_and_complete():
         assert f"{digest} 'sha256-{found}'" in policy
 
 
+def test_the_page_starts_from_the_library_s_numbers():
+    values = dict(re.findall(r'name="(place|spread|floor)"[^>]* value="([^"]+)"', page.html()))
+    place, spread = ub.PreNormDense.reference
+    expected = {"place": place, "spread": spread, "floor": ub.HeldOutAscent().floor}
+    assert {name: float(value) for name, value in values.items()} == expected
+
+
 def test_lean_scripts_are_the_same_scripts():
     text = "a = 1;\n/** What.\n * b */\n  b(); // said\n\n  // alone\nc();\n"
     assert page._lean(text) == "a = 1;\nb(); // said\nc();"

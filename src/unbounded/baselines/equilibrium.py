@@ -1,4 +1,4 @@
-"""Multiscale deep equilibrium networks, MDEQ (Bai et al., 2020), by torchdeq.
+"""Multiscale deep equilibrium networks, MDEQ (Bai et al., 2020).
 
 The features are a fixed point z = f(z, x) of one block over several resolutions at once. It is
 found by iteration without gradients; a few damped steps from there with gradients are the "phantom
@@ -39,7 +39,7 @@ class MDEQ(Whole):
         solver: of torchdeq: "fixed_point_iter", "anderson" or "broyden"; or "repeat", f so many
             times whatever the residual, which needs no further package and can be a CUDA graph.
         tolerance: of ‖f(z) − z‖ / ‖f(z)‖, for each image.
-        iterations: no more than so many of the solver.
+        iterations: no more than so many of the solver; of "repeat" exactly so many.
         phantom_steps: with gradients, from the fixed point.
         damping: of these steps.
     """
@@ -71,6 +71,8 @@ class MDEQ(Whole):
             "phantom_steps": phantom_steps,
             "damping": damping,
         }
+        if iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}")
         if solver == REPEAT and gradient != "phantom":
             raise ValueError(f"the solver {REPEAT!r} has a phantom gradient, got {gradient!r}")
         if solver != REPEAT:
@@ -144,7 +146,7 @@ class Stem(nn.Module):
 
 
 class FixedPoint(nn.Module):
-    """z with z = f(z, x), by torchdeq; what the arguments mean `MDEQ` says.
+    """z with z = f(z, x), by repetition or torchdeq; what the arguments mean `MDEQ` says.
 
     `residuals` holds ‖f(z) − z‖ / ‖f(z)‖ of the images of the last pass, `(batch,)`.
     """

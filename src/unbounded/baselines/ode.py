@@ -1,4 +1,4 @@
-"""Neural ODEs (Chen et al., 2018) and augmented ones (Dupont et al., 2019), by torchdiffeq.
+"""Neural ODEs (Chen et al., 2018) and augmented ones (Dupont et al., 2019).
 
 Two forms of each. The bare one is that of Dupont et al.: the image itself is the state, an ODE
 moves it for a unit of time, and a linear map of all its pixels is the head. In the other form, in

@@ -93,7 +93,7 @@ class Dense(Layers):
         """
         hidden, heads, inputs = stack.hidden, stack.heads, x.shape[-1]
         if not (
-            self.activation in WRITTEN
+            self._is_written()
             and WRITTEN[str(self.activation)].keeps_value
             and not stack.is_differentiated_freely
             and len(heads) == len(hidden) - stack.first + 1
@@ -120,7 +120,7 @@ class Dense(Layers):
         layers = [layer for of_one in hidden for layer in of_one]
         made = (
             type(self) in (Dense, PreNormDense)
-            and self.activation in WRITTEN
+            and self._is_written()
             and all(
                 is_plain(layer, self._kind(depth))
                 for of_one in hidden
@@ -149,6 +149,10 @@ class Dense(Layers):
             "init": self.init,
             "shares_head": self.shares_head,
         }
+
+    def _is_written(self) -> bool:
+        """Whether the activation is one of `WRITTEN`; a user's own may have no hash."""
+        return isinstance(self.activation, str) and self.activation in WRITTEN
 
     def _inputs(self, depth: int) -> int:
         return self.in_features if depth == 1 else self.width

@@ -8,7 +8,7 @@ who keeps such a function watches the parameters, or keeps a copy that nobody ch
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ def normalise(width: int) -> Function:
 
 def activation_of(activation: Any) -> Function | None:
     """The function of arrays, which may write into its argument; None of a user's own."""
-    make = _ACTIVATIONS.get(activation)
+    make = _ACTIVATIONS.get(activation) if isinstance(activation, Hashable) else None
     return None if make is None else make()
 
 

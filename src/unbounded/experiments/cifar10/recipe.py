@@ -94,7 +94,7 @@ class Recipe:
         ode_tolerance: of that solver, if it adapts, absolute and relative.
         ode_adjoint: their gradients by the adjoint ODE.
         deq_solver: of MDEQ: "repeat", or a name of torchdeq.
-        deq_iterations: of that solver, at the most.
+        deq_iterations: of that solver, at the most; of "repeat" exactly so many.
         deq_gradient: "phantom" or "implicit".
         speed: of the rule "ascent": largest change of log λ in a hundred steps.
         memory: of that rule: over how many steps the worth of a depth is averaged; a depth is young
