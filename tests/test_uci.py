@@ -583,12 +583,18 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert (out / "table.md").read_text() == before
 
 
-def test_models_are_added_to_results_that_are_there(tmp_path, capsys):
-    """`--resume` trains what is missing alone, and leaves the rest as it was."""
+def resumed_study(tmp_path):
+    """The results' file of a small study of one set, and the words that begin it or go on."""
     write_set(tmp_path, small_set())
     path = tmp_path / "out" / "yacht.json"
     common = ["--data", str(tmp_path), "--out", str(path.parent), "--datasets", "yacht", "--quick"]
     common += ["--splits", "2", "--steps", "20", "--width", "6", "--resume"]
+    return path, common
+
+
+def test_models_are_added_to_results_that_are_there(tmp_path, capsys):
+    """`--resume` trains what is missing alone, and leaves the rest as it was."""
+    path, common = resumed_study(tmp_path)
     assert reproduce(*common, "--models", "f3,udn") == 0
     before = json.loads(path.read_text())
     assert reproduce(*common, "--models", "f2,udn") == 0

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from test_uci import TINY, reproduce, result_of, small_set, write_set
+from test_uci import TINY, reproduce, result_of, resumed_study, small_set, write_set
 from unbounded import metrics
 from unbounded.experiments.uci import add_arguments, boosted, make_plan, study, table
 from unbounded.experiments.uci.models import CATBOOST, LABELS, TABLES
@@ -86,10 +86,7 @@ def test_it_is_run_only_if_named(line):
 
 
 def test_its_rows_are_added_to_those_of_networks(tmp_path, line, capsys):
-    write_set(tmp_path, small_set())
-    path = tmp_path / "out" / "yacht.json"
-    common = ["--data", str(tmp_path), "--out", str(path.parent), "--datasets", "yacht", "--quick"]
-    common += ["--splits", "2", "--steps", "20", "--width", "6", "--resume"]
+    path, common = resumed_study(tmp_path)
     assert reproduce(*common, "--models", "f2,udn") == 0
     before = json.loads(path.read_text())
     assert reproduce(*common, "--models", "catboost") == 0

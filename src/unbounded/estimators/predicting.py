@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
-from unbounded.estimators.prepared import FEW_ROWS, Prepared
+from unbounded.estimators.prepared import Prepared
 from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
 from unbounded.exits import EarlyExit, predict_early
 from unbounded.likelihoods import Prediction
@@ -66,9 +66,7 @@ class Predictor:
 
     def _of_few(self, x: NDArray[Any], prepared: Sequence[Prepared], what: str) -> Any:
         """The same of few rows of one network, in NumPy; None where that cannot be."""
-        if len(x) > FEW_ROWS or len(prepared) > 1:
-            return None
-        return prepared[0].expected(what, self.input_scaling_.apply(x))
+        return prepared[0].expected(what, x, self.input_scaling_) if len(prepared) == 1 else None
 
     def _predictions(self, X: Any) -> Iterator[Any]:
         """The mixture over depths (and members) for a few thousand rows at a time."""

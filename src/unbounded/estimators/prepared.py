@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unbounded.estimators.rows import Scaling
 from unbounded.frozen import Frozen
 from unbounded.layers.few_rows import has_global_hooks, numpy_pass
 from unbounded.likelihoods import Prediction
@@ -82,16 +83,21 @@ class Prepared:
                 outputs, _ = self.frozen(x)
         return self.frozen.likelihood.predictions(outputs, self.log_q)
 
-    def expected(self, what: str, x: NDArray[np.float64]) -> Any:
+    def expected(self, what: str, x: NDArray[Any], scaling: Scaling) -> Any:
         """A property of the mixture, by name, for few inputs `(rows, …)`; all of it in NumPy.
 
         Names are those of `likelihoods.few_rows`. None where it cannot be, or there are more than
         few: then `predictions` has it.
+
+        Args:
+            what: the name.
+            x: rows as they are given.
+            scaling: what the network sees them through.
         """
         of_few, expected = self._of_few, self._expected.get(what)
         if of_few is None or expected is None or len(x) > FEW_ROWS or has_global_hooks():
             return None
-        return expected(of_few(x))
+        return expected(of_few(scaling.apply(x)))
 
     def _look(self, model: UDN) -> list[Any]:
         """What a change of the model would change: which parts there are, and their values.

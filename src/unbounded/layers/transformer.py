@@ -15,7 +15,6 @@ from unbounded.layers.dense import _size
 POSITIONS = ("rotary", "learnt", "none")
 _BASE = 10_000.0  # of the wavelengths of rotary positions
 _EPS = 1e-6
-_BARE = (torch.uint16, torch.uint32, torch.uint64)  # torch has no minimum of these
 
 
 class KeyValues:
@@ -151,8 +150,7 @@ class TransformerLayers(Layers):
         """
         tokens, mask, positions = _parts(x)
         _check_shapes(tokens, mask, positions)
-        if tokens.dtype not in (torch.int64, torch.int32):
-            tokens = tokens.long()  # an embedding takes no shorter ones
+        tokens = _embeddable(tokens)
         time = tokens.shape[1]
         if self.max_length is not None and start + time > self.max_length:
             raise ValueError(
@@ -191,8 +189,7 @@ class TransformerLayers(Layers):
         _check_shapes(tokens, mask, positions)
         if not tokens.numel():
             return
-        if tokens.dtype in _BARE:
-            tokens = tokens.long()
+        tokens = _embeddable(tokens)
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.vocabulary:
             raise ValueError(f"tokens must be in 0 … {self.vocabulary - 1}, got {low} … {high}")
@@ -390,6 +387,11 @@ def _check_shapes(tokens: Tensor, mask: Tensor | None, positions: Tensor | None)
 def _counts(numbers: Tensor) -> bool:
     """Whether they are integers."""
     return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
+
+
+def _embeddable(tokens: Tensor) -> Tensor:
+    """As an embedding takes them: no shorter ones, and none without a sign."""
+    return tokens if tokens.dtype in (torch.int64, torch.int32) else tokens.long()
 
 
 def _waves(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
