@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unbounded.layers import Layers
+from unbounded.layers.dropout import ChannelDropout as ChannelDropout
 
 PLACES = ("head", "blocks")
 
@@ -46,51 +46,6 @@ class Dropped(Layers):
         """What there is to know of it."""
         inner = {"kind": type(self.inner).__name__, **self.inner.config()}
         return {"inner": inner, "share": self.share, "where": self.where}
-
-
-class ChannelDropout(nn.Module):
-    """Channels are zero with probability `share`, the others larger by 1 / (1 − share).
-
-    Which ones is a function of a salt that is drawn at birth and of how many batches were seen:
-    no generator is asked, so that a step can be captured, and a run resumes with the same masks.
-    """
-
-    def __init__(self, share: float):
-        super().__init__()
-        self.share = share
-        self.salt: Tensor
-        self.seen: Tensor
-        self.register_buffer("salt", torch.randint(2**62, ()))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """`(batch, channel, …)` → the same, as it is where this is not in training mode."""
-        if not self.training:
-            return input
-        self.seen += 1
-        rows, channels = input.shape[:2]
-        places = torch.arange(rows * channels, device=input.device)
-        numbers = uniform(places + scrambled(self.salt + self.seen))
-        scale = (numbers >= self.share).to(input.dtype) / (1 - self.share)
-        return input * scale.view(rows, channels, *[1] * (input.dim() - 2))
-
-
-def scrambled(numbers: Tensor) -> Tensor:
-    """Whole numbers of 64 bits ↦ others that look independent (the finaliser of splitmix64)."""
-    numbers = numbers * -7046029254386353131  # 0x9E3779B97F4A7C15: neighbours are far apart
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
-
-
-def uniform(numbers: Tensor) -> Tensor:
-    """Whole numbers ↦ numbers that look uniform on [0, 1): their first 24 bits."""
-    return _shifted(scrambled(numbers), 40).to(torch.float32) / 2**24
-
-
-def _shifted(numbers: Tensor, count: int) -> Tensor:
-    """To the right, with zeros from the left, as of unsigned numbers."""
-    return (numbers >> count) & ((1 << (64 - count)) - 1)
 
 
 @contextmanager

@@ -56,8 +56,8 @@ def check_likelihood(described: dict[str, Any], state: dict[str, Tensor]) -> Non
         raise FileError(f"its noise has {len(noise['bends'])} bends for {noise['num_targets']}")
 
 
-Shapes = dict[str, dict[str, tuple[int, ...]]]
-"""Of modules by role and depth, and of their tensors by name."""
+Shapes = dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]]
+"""Of modules by role and depth, and of their tensors by name; and the tensors' types."""
 
 
 def check_network(
@@ -84,9 +84,12 @@ def check_network(
                     made: nn.Module = (
                         layers.hidden(depth) if role == "hidden" else layers.head(depth)
                     )
-                known[prefix] = {name: tuple(t.shape) for name, t in made.state_dict().items()}
-            for name, shape in known[prefix].items():
-                _check_shape(prefix + name, state, shape, dtype)
+                known[prefix] = {
+                    name: (tuple(t.shape), dtype if t.is_floating_point() else t.dtype)
+                    for name, t in made.state_dict().items()
+                }
+            for name, (shape, kind) in known[prefix].items():
+                _check_shape(prefix + name, state, shape, kind)
                 expected.add(prefix + name)
     for name in under(state, "network."):
         if f"network.{name}" not in expected:

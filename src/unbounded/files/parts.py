@@ -164,6 +164,7 @@ _MAYBE: dict[Any, Mapping[str, Check]] = {
     TableDense: _SHAPES,
     TrunkDense: _SHAPES,
     ResidualConv: {"block": choice(*FORMS)},  # files of earlier versions have none
+    TransformerLayers: {"dropout": real(0, math.nextafter(1, 0))},
 }
 
 # The only names that a file can ask for, and their arguments. A file never names a module or an

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unbounded import trees
 from unbounded.layers.base import Layers, all_plain
 from unbounded.layers.dense import _size
+from unbounded.layers.dropout import ChannelDropout
 
 POSITIONS = ("rotary", "learnt", "none")
 _BASE = 10_000.0  # of the wavelengths of rotary positions
@@ -72,6 +73,8 @@ class TransformerLayers(Layers):
         shares_head: one head for all depths.
         tied: the linear map of the heads is the embedding; depths that do not share their head
             keep normalisations of their own.
+        dropout: the share of channels that training leaves out at random, of the embedding and of
+            what attention and perceptrons add. A sequence has one mask for all its tokens.
 
     Example:
         >>> layers = TransformerLayers(65, 32)
@@ -96,6 +99,7 @@ class TransformerLayers(Layers):
         expansion: int = 4,
         shares_head: bool = False,
         tied: bool = False,
+        dropout: float = 0.0,
     ):
         self.vocabulary = _size("vocabulary", vocabulary)
         self.width, self.heads = _size("width", width), _size("heads", heads)
@@ -114,6 +118,9 @@ class TransformerLayers(Layers):
         self.max_length = None if max_length is None else _size("max_length", max_length)
         self.causal, self.expansion = bool(causal), _size("expansion", expansion)
         self.shares_head, self.tied = bool(shares_head), bool(tied)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+        self.dropout = float(dropout)
         if self.tied and self.out_features != self.vocabulary:
             raise ValueError(
                 f"tied heads give as many numbers as there are tokens, {self.vocabulary}, "
@@ -122,11 +129,11 @@ class TransformerLayers(Layers):
 
     def hidden(self, depth: int) -> nn.Module:
         """Tokens, or `(batch, time, width)`, → `(batch, time, width)`."""
-        block = Block(self.width, self.heads, self.expansion)
+        block = Block(self.width, self.heads, self.expansion, self.dropout)
         if depth > 1:
             return block
         places = self.max_length if self.positions == "learnt" else None
-        return FirstBlock(Embedding(self.vocabulary, self.width, places), block)
+        return FirstBlock(Embedding(self.vocabulary, self.width, places), block, self.dropout)
 
     def head(self, depth: int) -> nn.Module:
         """`(batch, time, width)` → `(batch, time, out_features)`."""
@@ -214,6 +221,7 @@ class TransformerLayers(Layers):
             "expansion": self.expansion,
             "shares_head": self.shares_head,
             "tied": self.tied,
+            "dropout": self.dropout,
         }
 
 
@@ -251,9 +259,10 @@ class Block(nn.Module):
 
     takes_context = True
 
-    def __init__(self, width: int, heads: int, expansion: int):
+    def __init__(self, width: int, heads: int, expansion: int, dropout: float = 0.0):
         super().__init__()
         self.heads = heads
+        self.drop1, self.drop2 = _dropout(dropout), _dropout(dropout)
         self.norm1, self.norm2 = Norm(width), Norm(width)
         self.attend = _linear(width, 3 * width)
         self.out = _linear(width, width, zero=True)
@@ -262,8 +271,8 @@ class Block(nn.Module):
 
     def forward(self, state: Tensor, context: SequenceContext) -> Tensor:
         """`(batch, time, width)` → `(batch, time, width)`."""
-        state = state + self.out(self._attention(self.norm1(state), context))
-        return state + self.down(F.gelu(self.up(self.norm2(state))))
+        state = state + self.drop1(self.out(self._attention(self.norm1(state), context)))
+        return state + self.drop2(self.down(F.gelu(self.up(self.norm2(state)))))
 
     def _attention(self, state: Tensor, context: SequenceContext) -> Tensor:
         each = self.attend(state).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -283,13 +292,15 @@ class FirstBlock(nn.Module):
 
     takes_context = True
 
-    def __init__(self, embedding: Embedding, block: Block):
+    def __init__(self, embedding: Embedding, block: Block, dropout: float = 0.0):
         super().__init__()
         self.embedding, self.block = embedding, block
+        self.drop = _dropout(dropout)
 
     def forward(self, input: Any, context: SequenceContext) -> Tensor:
         """What the context says of the tokens → `(batch, time, width)`."""
-        state: Tensor = self.block(self.embedding(context.tokens, context.positions), context)
+        embedded = self.drop(self.embedding(context.tokens, context.positions))
+        state: Tensor = self.block(embedded, context)
         return state
 
 
@@ -342,6 +353,11 @@ class HeadsTogether:
         normed = F.rms_norm(each, each.shape[-1:], None, _EPS) * self.scales[here].to(each.dtype)
         found = normed.flatten(1, 2) @ self.maps[here].to(each.dtype)
         return found.unflatten(1, each.shape[1:3])
+
+
+def _dropout(share: float) -> nn.Module:
+    """Of the last dimension; without a share nothing is drawn at birth and nothing is left out."""
+    return ChannelDropout(share, dim=-1) if share else nn.Identity()
 
 
 def _linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:

@@ -59,6 +59,8 @@ class Settings:
             from the layers' own.
         test_rows: fresh sequences that the result is measured on; of text so many windows at
             most, and as many to follow the training by.
+        text_dropout: the share of channels that training on text leaves out: it is short, and
+            networks learn it by heart. Made tasks never repeat.
         text_length: characters of a window.
         text_rows: windows of a batch.
         text_steps: batches on text.
@@ -90,6 +92,7 @@ class Settings:
     text_most: int = 4096
     text_reference: tuple[float, float] = TransformerLayers.reference
     test_rows: int = 1024
+    text_dropout: float = 0.2
     text_length: int = 128
     text_rows: int = 64
     text_steps: int = 2500
@@ -253,7 +256,8 @@ def build(run: Run, vocabulary: int, settings: Settings) -> UDN:
     """The network before training."""
     is_text = run.problem.task == "text"
     width = settings.width if run.width is None else run.width
-    layers = TransformerLayers(vocabulary, width, heads=settings.heads)
+    dropout = settings.text_dropout if is_text else 0.0
+    layers = TransformerLayers(vocabulary, width, heads=settings.heads, dropout=dropout)
     likelihood = Tokens(vocabulary, score="bits_per_character" if is_text else "accuracy")
     start = settings.text_reference if is_text else layers.reference
     family = TruncatedNormal(*start) if run.depth is None else FixedDepth(run.depth)
@@ -279,13 +283,17 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
     return found
 
 
-OLD = {"bf16": False, "text_reference": list(TransformerLayers.reference)}
+OLD = {
+    "bf16": False,
+    "text_reference": list(TransformerLayers.reference),
+    "text_dropout": 0.0,
+}
 """Settings that files of earlier versions do not name."""
 _MATTERS = {
     "all": ["width", "heads", "looks", "lr", "average", "test_rows", "bf16"],
     "hops": ["hop_length", "letters", "mixed", "rows", "steps"],
     "words": ["word_rows", "word_steps"],
-    "text": ["text_length", "text_rows", "text_steps", "text"],
+    "text": ["text_length", "text_rows", "text_steps", "text_dropout", "text"],
 }
 _OF_DEPTH = {"hops": ["most"], "words": ["most"], "text": ["text_most", "text_reference"]}
 
@@ -366,6 +374,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if not 0 < options.lr < 1:
             raise StudyError(f"--lr must be between 0 and 1, got {options.lr:g}")
         changes["lr"] = options.lr
+    if options.text_dropout is not None:
+        if not 0 <= options.text_dropout < 1:
+            raise StudyError(
+                f"--text-dropout must be at least 0 and below 1, got {options.text_dropout:g}"
+            )
+        changes["text_dropout"] = options.text_dropout
     if options.text_reference is not None:
         place, spread = options.text_reference
         if not (math.isfinite(place) and 0 < spread < math.inf):

@@ -175,6 +175,7 @@ def score(run: Run, model: UDN, result: FitResult, data: Data, settings: Setting
     }
     if run.problem.task == "text":
         row["bits"] = round(nats / count / math.log(2), 6)
+        row["val_bits"] = round(result.best_row["val_bits_per_character"], 6)
     if run.depth is None:
         probs = probabilities(model)
         row["depth_mode"] = 1 + max(range(len(probs)), key=probs.__getitem__)
