@@ -100,13 +100,16 @@ def test_files_are_kept_that_these_settings_would_make(tmp_path, monkeypatch, ca
     assert "(text_reference), to be trained again: text-1-udn-0.json" in capsys.readouterr().out
     assert again("--resume", "--most", "9", "--text-reference", "2", "1") == {"hop-1-udn-0"}
     assert len(again("--text-reference", "2", "1")) == len(whole)  # all of them, without --resume
-    # An earlier version's files do not say what text started from, nor that it was not bfloat16.
+    # An earlier version's files do not say what text started from, that nothing was dropped, nor
+    # that it was not bfloat16.
     for path in out.glob("*-0.json"):
         old = records.read_json(path)
-        del old["configuration"]["text_reference"], old["configuration"]["bf16"]
+        for name in ("text_reference", "text_dropout", "bf16"):
+            del old["configuration"][name]
         records.write_json(path, old)
-    assert again("--resume") == set()  # both were what they are
-    assert again("--resume", "--text-reference", "6", "3") == {"text-0.1-udn-0", "text-1-udn-0"}
+    were = ("--resume", "--text-reference", "3", "2", "--text-dropout", "0")
+    assert again(*were) == set()
+    assert again(*were[:4], "--text-dropout", "0.5") == {n for n in whole if n.startswith("text")}
     assert again("--resume", "--bf16") == whole
 
 
@@ -137,7 +140,15 @@ def test_text_has_a_reference_of_its_own():
             assert rule.most == (settings.text_most if is_text else settings.most)
             expected = ub.TruncatedNormal(*((5.0, 2.5) if is_text else model.layers.reference))
             assert model.depth.mean() == pytest.approx(expected.mean())
-    assert recipe.Settings().text_reference == ub.TransformerLayers.reference
+
+
+def test_text_alone_is_trained_with_dropout():
+    settings = recipe.Settings(text_dropout=0.25)
+    for run in recipe.plan(settings):
+        is_text = run.problem.task == "text"
+        assert recipe.build(run, 9, settings).layers.dropout == (0.25 if is_text else 0.0)
+    assert "text_dropout" in recipe.matters("text", "fixed")
+    assert "text_dropout" not in recipe.matters("hops", "udn")
 
 
 def test_a_network_goes_on_from_its_checkpoint(tmp_path):

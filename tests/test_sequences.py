@@ -261,7 +261,7 @@ def test_resuming_is_bit_for_bit(tmp_path, kind):
         return shifted(24)
 
     def train(path, epochs):
-        layers = ub.TransformerLayers(V, 8, heads=2, tied=True)
+        layers = ub.TransformerLayers(V, 8, heads=2, tied=True, dropout=0.2)
         net = ub.UDN(layers, ub.Tokens(V), ub.TruncatedNormal(2.0, 1.0))
         rest = {"validation": shifted(16)} if kind == "arrays" else {}
         ub.fit(
@@ -395,7 +395,7 @@ def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
     x, y = shifted(8, 5)
     grads = []
     for recomputes in (False, True):
-        net = model(ub.FixedDepth(2))
+        net = model(ub.FixedDepth(2), dropout=0.3)
         net.network.configure(recomputes=recomputes)
         mask = torch.ones_like(x).bool()
         net.elbo((x, mask), y, 100).elbo.backward()
@@ -410,6 +410,38 @@ def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
         ub.fit(net, loader, epochs=1)
     result = ub.fit(net, loader, validation=loader, epochs=1, num_data=32, progress=False)
     assert result.best_row["val_perplexity"] > 1
+
+
+def test_a_sequence_drops_the_same_channels_at_all_times(tmp_path):
+    net = model(ub.FixedDepth(2), dropout=0.5)
+    x = tokens(6, 9)
+    drop = net.network.hidden["1"].drop
+    state = torch.ones(6, 9, 16)
+    mask = drop(state)
+    assert set(mask.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(mask, mask[:, :1].expand_as(mask))  # one mask a sequence
+    assert len({tuple(row.tolist()) for row in mask[:, 0]}) == 6  # each its own
+    one, other = net(x), net(x)
+    assert not torch.equal(one, other)
+    # What is dropped does not depend on tokens: in training, too, the past knows no future.
+    seen = [m.seen.clone() for m in net.modules() if hasattr(m, "seen")]
+    first = net(x)
+    for module, count in zip((m for m in net.modules() if hasattr(m, "seen")), seen, strict=True):
+        module.seen.copy_(count)
+    changed = x.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % V
+    torch.testing.assert_close(net(changed)[:, :, :-1], first[:, :, :-1])
+    # Predictions drop nothing, and files keep the layers and where their masks stand.
+    net.eval()
+    assert torch.equal(net(x), net(x))
+    ub.save(net, tmp_path / "model.udn")
+    loaded = ub.load(tmp_path / "model.udn")
+    assert torch.equal(loaded(x), net(x))
+    assert loaded.layers.dropout == 0.5
+    assert torch.equal(loaded.train()(x), net.train()(x))
+    for share in (-0.1, 1.0, math.nan):
+        with pytest.raises(ValueError, match="dropout must be at least 0 and below 1"):
+            ub.TransformerLayers(V, 16, heads=2, dropout=share)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int16", "uint16", "uint32"])

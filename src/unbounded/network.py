@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unbounded import trees
 from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error, plainly
+from unbounded.layers.dropout import ChannelDropout
 
 if TYPE_CHECKING:
     from unbounded.priors import WeightPrior
@@ -266,8 +267,12 @@ def _gather(
 
 
 def _recomputing(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` with its insides computed again in the backward pass, batch statistics counted once."""
+    """`run` with its insides computed again in the backward pass.
+
+    Batch statistics and the batches of dropouts are counted once.
+    """
     norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
+    dropouts = [module for module in layer.modules() if isinstance(module, ChannelDropout)]
 
     @contextmanager
     def uncounted() -> Iterator[None]:
@@ -276,9 +281,13 @@ def _recomputing(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any
         before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
         for norm in norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
+        for dropout in dropouts:
+            dropout.counts = False
         try:
             yield
         finally:
+            for dropout in dropouts:
+                dropout.counts = True
             for norm, (momentum, count) in zip(norms, before, strict=True):
                 norm.momentum, norm.num_batches_tracked = momentum, count
 

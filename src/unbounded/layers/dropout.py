@@ -8,17 +8,22 @@ class ChannelDropout(nn.Module):
     """Channels are zero with probability `share`, the others larger by 1 / (1 − share).
 
     Each row of a batch has a mask of its own, all places of a row have one: an image's pixels, or
-    the tokens of a sequence (Gal and Ghahramani, 2016). Which channels is a function of a salt that is drawn at birth and of how many batches were seen:
-    no generator is asked, so that a step can be captured, and a run resumes with the same masks.
+    the tokens of a sequence (Gal and Ghahramani, 2016). Which channels is a function of a salt that
+    is drawn at birth and of how many batches were seen: no generator is asked, so that a step can
+    be captured, and a run resumes with the same masks.
 
     Args:
         share: of the channels, that is left out.
         dim: which dimension goes over the channels. The first goes over the rows.
+
+    Attributes:
+        counts: whether a pass in training is a new batch. While a layer is computed again for its
+            gradients it is not, and the mask stays.
     """
 
     def __init__(self, share: float, dim: int = 1):
         super().__init__()
-        self.share, self.dim = share, dim
+        self.share, self.dim, self.counts = share, dim, True
         self.salt: Tensor
         self.seen: Tensor
         self.register_buffer("salt", torch.randint(2**62, ()))
@@ -28,7 +33,8 @@ class ChannelDropout(nn.Module):
         """`(batch, …)` → the same, as it is where this is not in training mode."""
         if not self.training:
             return input
-        self.seen += 1
+        if self.counts:
+            self.seen += 1
         shape = [1] * input.dim()
         shape[0], shape[self.dim] = rows, channels = input.shape[0], input.shape[self.dim]
         places = torch.arange(rows * channels, device=input.device)

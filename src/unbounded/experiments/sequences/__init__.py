@@ -56,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place, spread = usual.text_reference
     start = f"place and spread that depth starts from on text (default: {place:g} {spread:g})"
     add("--text-reference", type=float, nargs=2, metavar=("PLACE", "SPREAD"), help=start)
-    dropped = f"share of channels that training on text leaves out (default: {usual.text_dropout:g})"
+    dropped = (
+        f"share of channels that training on text leaves out (default: {usual.text_dropout:g})"
+    )
     add("--text-dropout", type=float, metavar="SHARE", help=dropped)
     add("--equal", help="fixed depths at equal parameters (default: 2 3 4 8 12)", **many)
     blocks = f"these are those of so many usual blocks (default: {usual.equal_to})"

@@ -90,9 +90,9 @@ class Settings:
     average: float = 0.99
     most: int = 1024
     text_most: int = 4096
-    text_reference: tuple[float, float] = TransformerLayers.reference
+    text_reference: tuple[float, float] = (6.0, 3.0)
     test_rows: int = 1024
-    text_dropout: float = 0.2
+    text_dropout: float = 0.1
     text_length: int = 128
     text_rows: int = 64
     text_steps: int = 2500
