@@ -36,7 +36,7 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import SHARING, TRIAL, Clock, quality
+from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -55,6 +55,7 @@ from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import NonFiniteError, preset
+from unbounded.training.callbacks import Callback
 
 _SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
@@ -110,8 +111,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
         weight_prior: p(θ); N(0, 1) by default.
         likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
-        patience: stop after this many epochs without a better held-out score. "auto": never where
-            the preset's rate falls, else a fifth of the epochs. None: never.
+        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
+            the epochs; where the preset's rate falls, classes end once they have been learnt by
+            heart for long (docs/tables.md), and numbers never. None: never.
         select: the best epoch by "log_score" or by "score" (accuracy or RMSE). "auto": by score
             for numbers, whose noise is calibrated afterwards, by log score for classes.
         standardize: bring every input column to mean 0 and standard deviation 1. Where a table is
@@ -333,10 +335,13 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         rates = recipe.classes if is_classes(train.y) else recipe.numbers
         by_kind = "log_score" if is_classes(train.y) else "score"
         validation = patience = None
+        callbacks: list[Callback] = [] if clock.seconds is None else [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             if recipe.schedule is None or self.patience != "auto":
                 patience = choose_patience(self.patience, epochs)
+            elif is_classes(train.y):
+                callbacks.append(Overfits(epochs, len(held.x)))
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,
@@ -347,7 +352,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             "select": by_kind if self.select == "auto" else self.select,
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
-            "callbacks": [] if clock.seconds is None else [clock],
+            "callbacks": callbacks,
             **recipe.fitting(models[0].depth, validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
@@ -358,6 +363,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = Training.by_fit(models, data, **options)
         if clock.is_over:
             training = training._replace(stopped="time")
+        elif training.stopped == "callback":
+            training = training._replace(stopped="patience")
         return training
 
     def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
