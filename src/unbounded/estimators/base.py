@@ -2,12 +2,10 @@
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +14,7 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
-from unbounded.devices import one_thread, resolve_device
+from unbounded.devices import one_thread
 from unbounded.estimators.auto import (
     CLASSES,
     NUMBERS,
@@ -25,7 +23,7 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.building import build, check_ensemble, check_members, shown
+from unbounded.estimators.building import build, check_arguments, check_members, shown
 from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
@@ -186,31 +184,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     def _default_likelihood(self, size: int) -> Likelihood:
         raise NotImplementedError
 
-    def _check_arguments(self) -> None:
-        words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
-        for name, allowed in words.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
-                raise ValueError(f"{name} must be a number, got {value!r}")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
-            )
-        preset(self.preset)
-        resolve_device(self.device)
-        auto = ("auto",)
-        quality(self.quality)
-        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ValueError(f"time_limit must be None or positive, got {self.time_limit}")
-        others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": auto}
-        for name, allowed in others.items():
-            value = getattr(self, name)
-            if value in allowed:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
-        check_ensemble(self)
-
     @property
     def _count(self) -> int:
         """How many networks there are."""
@@ -234,7 +207,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         `(rows, target)`, `size` how many of them there are. An
         `eval_set` takes the place of held-out rows, and is never learnt from.
         """
-        self._check_arguments()
+        check_arguments(self)
         if self._goes_on():
             check_members(self)
         rng = check_random_state(self.random_state)
