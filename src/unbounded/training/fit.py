@@ -74,7 +74,7 @@ def fit(
 
     Other args:
         engine: of `unbounded.engines`: `Stacked()` (many models as one computation; the default
-            where that is faster), `Graphs()` (CUDA graphs; for `ImageData` on a GPU), else `Eager()`.
+            where that is faster), `Graphs()` (CUDA graphs; `ImageData` on a GPU), else `Eager()`.
         callbacks: objects with the hooks of `Callback`.
         progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
