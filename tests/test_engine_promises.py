@@ -215,7 +215,7 @@ def test_stacked_refuses_a_module_at_several_depths():
     layers = same_layer()
     models = [ub.UDN(layers, ub.Categorical(2), seed=s).double() for s in range(2)]
     with pytest.raises(ValueError, match="several depths"):
-        ub.fit(models, (X, Y), **OPTIONS)
+        ub.fit(models, (X, Y), engine=Stacked(), **OPTIONS)
 
 
 def test_a_rule_keeps_nothing_of_another_model():

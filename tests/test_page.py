@@ -211,6 +211,9 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     assert "better again until the end; next, try --epochs 90" in training_went(
         stub(classes, 1, back)
     )
+    ended = {"stopped_": "patience", "patience": "auto"}
+    assert "learnt its rows by heart" in training_went(stub(classes, 20, falls, **ended))
+    assert "would not help" in training_went(stub(classes, 20, falls, **ended | {"patience": 9}))
     text = training_went(stub(classes, 30, rises))
     assert "still improved at the end; next, try --epochs 60 or --quality best" in text
     sinks = [1.0 * 0.97**i for i in range(30)]

@@ -2,12 +2,10 @@
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +14,7 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
-from unbounded.devices import one_thread, resolve_device
+from unbounded.devices import one_thread
 from unbounded.estimators.auto import (
     CLASSES,
     NUMBERS,
@@ -25,7 +23,7 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.building import build, check_ensemble, check_members, shown
+from unbounded.estimators.building import build, check_arguments, check_members, shown
 from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
@@ -36,7 +34,7 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable, fit_encoding
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import SHARING, TRIAL, Clock, quality
+from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -55,6 +53,7 @@ from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import NonFiniteError, preset
+from unbounded.training.callbacks import Callback
 
 _SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
@@ -110,8 +109,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
         weight_prior: p(θ); N(0, 1) by default.
         likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
-        patience: stop after this many epochs without a better held-out score. "auto": never where
-            the preset's rate falls, else a fifth of the epochs. None: never.
+        patience: stop after this many epochs without a better held-out score. "auto": a fifth of
+            the epochs; where the preset's rate falls, classes end once they have been learnt by
+            heart for long (docs/tables.md), and numbers never. None: never.
         select: the best epoch by "log_score" or by "score" (accuracy or RMSE). "auto": by score
             for numbers, whose noise is calibrated afterwards, by log score for classes.
         standardize: bring every input column to mean 0 and standard deviation 1. Where a table is
@@ -184,31 +184,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     def _default_likelihood(self, size: int) -> Likelihood:
         raise NotImplementedError
 
-    def _check_arguments(self) -> None:
-        words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
-        for name, allowed in words.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
-                raise ValueError(f"{name} must be a number, got {value!r}")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must be in [0, 1), got {self.validation_fraction}"
-            )
-        preset(self.preset)
-        resolve_device(self.device)
-        auto = ("auto",)
-        quality(self.quality)
-        if self.time_limit is not None and not 0 < self.time_limit < math.inf:
-            raise ValueError(f"time_limit must be None or positive, got {self.time_limit}")
-        others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": auto}
-        for name, allowed in others.items():
-            value = getattr(self, name)
-            if value in allowed:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-                raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
-        check_ensemble(self)
-
     @property
     def _count(self) -> int:
         """How many networks there are."""
@@ -232,7 +207,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         `(rows, target)`, `size` how many of them there are. An
         `eval_set` takes the place of held-out rows, and is never learnt from.
         """
-        self._check_arguments()
+        check_arguments(self)
         if self._goes_on():
             check_members(self)
         rng = check_random_state(self.random_state)
@@ -333,10 +308,13 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         rates = recipe.classes if is_classes(train.y) else recipe.numbers
         by_kind = "log_score" if is_classes(train.y) else "score"
         validation = patience = None
+        callbacks: list[Callback] = [] if clock.seconds is None else [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             if recipe.schedule is None or self.patience != "auto":
                 patience = choose_patience(self.patience, epochs)
+            elif is_classes(train.y):
+                callbacks.append(Overfits(epochs, len(held.x)))
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,
@@ -347,7 +325,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             "select": by_kind if self.select == "auto" else self.select,
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
-            "callbacks": [] if clock.seconds is None else [clock],
+            "callbacks": callbacks,
             **recipe.fitting(models[0].depth, validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
@@ -358,6 +336,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = Training.by_fit(models, data, **options)
         if clock.is_over:
             training = training._replace(stopped="time")
+        elif training.stopped == "callback":
+            training = training._replace(stopped="patience")
         return training
 
     def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:

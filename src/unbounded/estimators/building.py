@@ -1,9 +1,12 @@
 """From the arguments of an estimator to an untrained model."""
 
 import copy
+import math
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from unbounded.devices import resolve_device
+from unbounded.estimators.pace import quality
 from unbounded.estimators.rows import Array, Scaling, WeightedRows, is_classes, knots, numbers
 from unbounded.estimators.thresholds import find_thresholds
 from unbounded.layers import Layers, TableDense
@@ -19,6 +22,32 @@ _MOST_ROWS = 20_000  # more say no more of where quantiles are
 
 ENSEMBLES = ("deep", "shared")
 """Networks of their own, or one whose layers the members share."""
+
+
+def check_arguments(estimator: "UDNEstimator") -> None:
+    """A ValueError that names the first argument of training that cannot be."""
+    words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
+    for name, allowed in words.items():
+        value = getattr(estimator, name)
+        if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+    fraction, seconds = estimator.validation_fraction, estimator.time_limit
+    if not 0 <= fraction < 1:
+        raise ValueError(f"validation_fraction must be in [0, 1), got {fraction}")
+    preset(estimator.preset)
+    resolve_device(estimator.device)
+    quality(estimator.quality)
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"time_limit must be None or positive, got {seconds}")
+    auto = ("auto",)
+    others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": auto}
+    for name, allowed in others.items():
+        value = getattr(estimator, name)
+        if value in allowed:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+    check_ensemble(estimator)
 
 
 def check_ensemble(estimator: "UDNEstimator") -> None:

@@ -8,6 +8,7 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.estimators.auto import CLASSES, NUMBERS, Steps, choose_batch_size, choose_epochs
+from unbounded.estimators.building import check_arguments
 from unbounded.estimators.ensemble import check_begun
 from unbounded.estimators.pace import Clock, quality
 from unbounded.estimators.rows import Array, Scalings, WeightedRows, is_classes
@@ -85,7 +86,7 @@ def fit_from_disk(
         held: that choose the best epoch; there may be none.
         size: how many classes or targets there are.
     """
-    estimator._check_arguments()
+    check_arguments(estimator)
     for name in ("refit", "warm_start"):
         if getattr(estimator, name):
             raise ValueError(f"{name} needs all rows in memory: it does not go with rows on disk")

@@ -6,7 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from unbounded.estimators.auto import choose_batch_size
-from unbounded.estimators.building import shown
+from unbounded.estimators.building import check_arguments, shown
 from unbounded.estimators.ensemble import TrainedModels, Training
 from unbounded.estimators.rows import Array, WeightedRows, merge
 from unbounded.steps.batches import batches
@@ -24,7 +24,7 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
     rows = WeightedRows(x, y, weights)
     first = not estimator.__sklearn_is_fitted__()
     if first:
-        estimator._check_arguments()
+        check_arguments(estimator)
         rng = check_random_state(estimator.random_state)
         rows = estimator._encoded(rows, size, rng)
     rows = merge(*rows)

@@ -86,11 +86,12 @@ def training_went(model: "TableModel") -> str:
         return f"{count_of(epochs, 'epoch')}, without validation rows to choose among them"
     if estimator.stopped_ == "time" and best >= _LATE * epochs:
         return f"{text}: it still improved when the time was over; raise --time-limit"
-    if epochs >= 10 and best <= max(2, _EARLY * epochs):
+    by_heart = _ended_by_heart(model)
+    if by_heart or (epochs >= 10 and best <= max(2, _EARLY * epochs)):
         rate = history[0].get("lr", math.nan)
         rate = max([row.get("lr", math.nan) for row in history.rows], default=rate)
         lower = f"--lr {rate / 10:.1g}" if math.isfinite(rate) and rate > 0 else "a lower --lr"
-        if _gain(model, curve[2 * epochs // 3], curve[-1]) > _GAINS:
+        if not by_heart and _gain(model, curve[2 * epochs // 3], curve[-1]) > _GAINS:
             return (
                 f"{text}: later ones were worse, but became better again until the end; next, try "
                 f"--epochs {3 * epochs} or {lower}"
@@ -108,6 +109,17 @@ def training_went(model: "TableModel") -> str:
             )
         return f"{text}: by then it hardly improved, so longer training would gain little"
     return f"{text}: later ones were no better, so longer training would not help"
+
+
+def _ended_by_heart(model: "TableModel") -> bool:
+    """Whether training ended early since rows had been learnt by heart for long."""
+    estimator = model.estimator
+    return bool(
+        estimator.stopped_ == "patience"
+        and estimator.patience == "auto"
+        and estimator.preset == "tables"
+        and model.target.is_classes
+    )
 
 
 def _gain(model: "TableModel", before: float, after: float) -> float:

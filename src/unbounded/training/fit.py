@@ -28,6 +28,8 @@ from unbounded.training.trainer import FitResult, Trainer
 
 T = TypeVar("T")
 
+_FEW_MODELS = 4  # up to so many train in turn where layers have no way of their own to be stacked
+
 
 @overload
 def fit(model: UDN, x: Any, y: Any = None, **arguments: Any) -> FitResult: ...
@@ -72,7 +74,7 @@ def fit(
 
     Other args:
         engine: of `unbounded.engines`: `Stacked()` (many models as one computation; the default
-            for several), `Graphs()` (CUDA graphs; for `ImageData` on a GPU), else `Eager()`.
+            where that is faster), `Graphs()` (CUDA graphs; `ImageData` on a GPU), else `Eager()`.
         callbacks: objects with the hooks of `Callback`.
         progress: show a bar; by default if standard error is a terminal.
         checkpoint: a file to write after epochs, from which `resume` goes on if it exists: bit
@@ -259,12 +261,24 @@ def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> E
         return Eager()
     given = data if isinstance(data, list) else [data]
     if len(models) > 1 and not any(isinstance(one, DiskData) for one in given):
-        return Stacked() if not_taken(uncompiled(models[0])) is None else Eager()
+        return Stacked() if _gain_together([uncompiled(model) for model in models]) else Eager()
     if isinstance(data, ImageData) and models:
         model = uncompiled(models[0])
         if model.anchor.is_cuda and model.layers.has_fixed_steps:
             return Graphs()
     return Eager()
+
+
+def _gain_together(models: Sequence[UDN]) -> bool:
+    """Whether models are faster as one computation than in turn.
+
+    A CPU takes longer for two networks by the general way, `vmap`, than for one after the other.
+    """
+    if not_taken(models[0]) is not None:
+        return False
+    if models[0].anchor.is_cuda or len(models) > _FEW_MODELS:
+        return True
+    return models[0].layers.stacked([], []) is not None  # a way of their own, if all are plain
 
 
 def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
