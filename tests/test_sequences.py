@@ -15,6 +15,9 @@ from unbounded import growth, testing, trees
 from unbounded.data.sequences import Hops, RandomWindows, Text, WordProblem, table, windows
 from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.layers.transformer import HeadsTogether
+from unbounded.parallel import Processes
+from unbounded.steps.objective import Gradient
+from unbounded.steps.options import StepOptions
 
 V = 7
 
@@ -461,6 +464,20 @@ def test_a_sequence_drops_the_same_channels_at_all_times(tmp_path):
     for share in (-0.1, 1.0, math.nan):
         with pytest.raises(ValueError, match="dropout must be at least 0 and below 1"):
             ub.TransformerLayers(V, 16, heads=2, dropout=share)
+
+
+def test_processes_that_share_a_batch_drop_channels_of_their_own():
+    x, y = shifted(8, 5)
+    found = []
+    for rank, recomputes in ((0, False), (1, False), (0, True), (1, True)):
+        net, processes = model(ub.FixedDepth(2), dropout=0.3), Processes()
+        processes.rank = rank
+        net.network.configure(recomputes=recomputes)
+        gradient = Gradient(net, 40, StepOptions(), processes=processes)
+        gradient.add(x, y, None)
+        found.append(torch.cat([p.grad.flatten() for p in net.network.parameters()]))
+    torch.testing.assert_close(found[:2], found[2:])
+    assert not torch.allclose(found[0], found[1])
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int16", "uint16", "uint32"])

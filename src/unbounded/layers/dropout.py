@@ -1,11 +1,15 @@
 """Dropout of whole channels whose masks need no generator."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unbounded.layers.base import CountsBatches
+
+_process = 0  # not of a thread: gradients on a GPU are computed by one of their own
 
 
 class ChannelDropout(CountsBatches):
@@ -14,7 +18,8 @@ class ChannelDropout(CountsBatches):
     Each row of a batch has a mask of its own, all places of a row have one: an image's pixels, or
     the tokens of a sequence (Gal and Ghahramani, 2016). Which channels is a function of a salt that
     is drawn at birth and of how many batches were seen: no generator is asked, so that a step can
-    be captured, and a run resumes with the same masks.
+    be captured, and a run resumes with the same masks. Processes that share a batch have masks of
+    their own (`rows_of`).
 
     Args:
         share: of the channels, that is left out.
@@ -34,9 +39,24 @@ class ChannelDropout(CountsBatches):
         self.seen += 1
         shape = [1] * input.dim()
         shape[0], shape[self.dim] = rows, channels = input.shape[0], input.shape[self.dim]
-        kept = _kept(self.salt + self.seen, rows * channels, self.share)
+        key = self.salt + self.seen + (_process << 48)
+        kept = _kept(key, rows * channels, self.share)
         scale = kept.to(input.dtype) / (1 - self.share)
         return input * scale.view(shape)
+
+
+@contextmanager
+def rows_of(process: int) -> Iterator[None]:
+    """In this block batches are the part of a process, by its number among those that share them.
+
+    Where it also is backwards, layers that are computed again find their masks.
+    """
+    global _process
+    before, _process = _process, process
+    try:
+        yield
+    finally:
+        _process = before
 
 
 def checked_share(share: float) -> float:
