@@ -345,7 +345,19 @@ def test_streams_of_plain_rows(engine):
         ub.fit(net, ub.Stream(draw, 4, 100), validation=ub.Stream(draw, 4, 100), epochs=1)
 
 
+@pytest.mark.parametrize("engine", [Eager, Graphs])
+@pytest.mark.parametrize(("there", "due"), [(5, 6), (6, 9)])
+def test_a_stream_that_ends_says_so(engine, there, due):
+    net = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))
+    stream = ub.Stream([(torch.randn(4, 2), torch.zeros(4).long())] * there, 3, 100)
+    with pytest.raises(ValueError, match=f"ended after {there} of the {due} batches"):
+        ub.fit(net, stream, epochs=4, engine=engine(), progress=False)
+
+
 def test_a_budget_makes_a_stream_and_its_epochs():
+    for wrong in ((0, 1), (10, 0)):
+        with pytest.raises(ValueError, match="must be at least 1, got 0"):
+            ub.Stream.for_budget([], *wrong, looks=1)
     stream, epochs = ub.Stream.for_budget([], budget=1000, batch=30, looks=10)
     assert stream.num_data == 1000
     assert 1000 <= stream.steps * epochs * 30 < 1000 + 30 * stream.steps
