@@ -583,3 +583,16 @@ def test_dropout_in_training_and_in_predictions(where):
     for wrong in ((0.0, "head"), (1.0, "head"), (0.5, "tail")):
         with pytest.raises(ValueError, match="must be"):
             Dropped(layers, *wrong)
+    with pytest.raises(ValueError, match="share must be between 0 and 1, got 2"):
+        ChannelDropout(2)
+
+
+def test_populations_drop_as_lone_models_do():
+    x, y = torch.randn(24, 2), torch.randint(2, (24,))
+    ends = []
+    for engine in (Eager(), Stacked()):
+        layers = Dropped(ub.Dense(2, 8, 2), 0.4, "blocks")
+        nets = [ub.UDN(layers, ub.Categorical(2), ub.FixedDepth(3), seed=s) for s in range(2)]
+        ub.fit(nets, x, y, epochs=2, batch_size=12, lr=0.05, engine=engine, progress=False)
+        ends.append([net.predict(x).probs for net in nets])
+    torch.testing.assert_close(*ends)

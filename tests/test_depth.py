@@ -352,6 +352,12 @@ def test_normal_extremes():
     family = TruncatedNormal(4.0, 1.0)
     family.put(2.5, torch.tensor(0.25))
     assert (family.place, family.spread) == pytest.approx((2.5, 0.25))
-    for wrong in ({"place": math.nan}, {"spread": 0.0}, {"quantile": 1.0}, {"limit": 0}):
+    for wrong in (
+        {"place": math.nan},
+        {"spread": 0.0},
+        {"quantile": 1.0},
+        {"limit": 0},
+        {"limit": 2.5},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             TruncatedNormal(**wrong)

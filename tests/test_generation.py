@@ -103,6 +103,11 @@ def test_draws():
     best = set(probs.topk(2).indices.tolist())
     assert set(draw(top_k=2).tokens[:, -1].tolist()) == best
     assert draw(temperature=0).tokens[:, -1].unique().tolist() == [int(probs.argmax())]
+    assert torch.equal(draw(temperature=1e-40).tokens, draw(temperature=0).tokens)
+    assert torch.equal(draw(temperature=1e-300).tokens, draw(temperature=0).tokens)
+    newborn = ub.UDN(ub.TransformerLayers(V, 16, heads=2), ub.Tokens(V))  # all tokens are equal
+    written = newborn.generate(prompt[:1].expand(64, -1), 1, top_k=2).tokens[:, -1]
+    assert len(written.unique()) == 2
     sharp = draw(temperature=0.25).tokens[:, -1].bincount(minlength=V)
     assert int(sharp.max()) > int(one.tokens[:, -1].bincount(minlength=V).max())
     assert math.isclose(
@@ -118,6 +123,8 @@ def test_bad_arguments_are_one_clear_error():
         ({"temperature": -1.0}, "temperature must be"),
         ({"top_k": 0}, "top_k must be"),
         ({"top_k": 1.5}, "top_k must be"),
+        ({"top_k": math.inf}, "top_k must be"),
+        ({"length": math.inf}, "length must be"),
         ({"sure": 1.5}, "sure must be"),
         ({"within": 0.0}, "within must be"),
         ({"prompt": prompt[:, :0]}, r"prompt must be a tensor of tokens .* got \(1, 0\)"),
@@ -130,6 +137,8 @@ def test_bad_arguments_are_one_clear_error():
     for option in ("sure", "within"):
         with pytest.raises(ValueError, match="are for tokens mixed by token"):
             by_sequence.generate(prompt, 2, **{option: 0.5})
+    with pytest.raises(ValueError, match=f"the layers take {V} tokens and give 5"):
+        ub.generate(model(out_features=5, likelihood=ub.Tokens(5)), prompt, 4)
     with pytest.raises(ValueError, match="causal"):
         ub.generate(model(causal=False), prompt, 1)
     dense = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))

@@ -539,10 +539,51 @@ def test_refusals():
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     with pytest.raises(ValueError, match="as arrays"):
         ub.fit(tiny(), x, y, validation=loader, **common)
-    bad = {"memory": 0, "speed": 2, "price": -1, "narrowest": 0}
-    for name, value in bad.items():
+    bad = [("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0)]
+    for reference in ((1e9, 1), (3, 1e9), (3, 1e-200), (3,), 5, (1, 2, 3), "ab"):
+        bad.append(("reference", reference))
+    for name, value in bad:
         with pytest.raises(ValueError, match=name):
             HeldOutAscent(**{name: value})
+
+
+@pytest.mark.parametrize("guesses", [True, False])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_gives_no_number_spoils_nothing(value, guesses):
+    model, rule = tiny(), HeldOutAscent()
+    depth = model.depth.max_depth()
+    log_lik = torch.full((depth, ROWS), -0.5)
+    guess = torch.full((ROWS,), -0.7)
+    log_lik[2, 5] = guess[7] = value
+    for _ in range(3):
+        rule.look(model, log_lik, guess if guesses else None, None)
+        rule.settle(model, None)
+    rule.check_state(rule.state())
+    # The depth that gave no number has lost by it, no more than a row can lose.
+    lost = rule._gains[0, 2, 5].item()
+    assert -1.2 < lost < -0.5 if guesses else lost == 0
+    assert rule._gains[0, :, 7].abs().sum().item() == pytest.approx(0 if guesses else 0.5)
+
+
+def test_a_look_at_more_or_fewer_rows_keeps_the_means():
+    model, rule = tiny(), HeldOutAscent()
+    depth = model.depth.max_depth()
+    draw = torch.Generator().manual_seed(0)
+    for epoch in range(40):
+        rows = 400 if epoch < 39 else 150
+        scores = -9.0 + 8.0 * (torch.arange(depth) > 0).double()[:, None]
+        log_lik = scores + 0.1 * torch.randn(depth, rows, generator=draw).double()
+        rule._state[:, 0] += 20  # steps
+        rule.look(model, log_lik, None, None)
+    means = over.mean(rule._gains, None)[0, :depth]
+    torch.testing.assert_close(means[:2], torch.tensor([-9.0, 8.0]).double(), atol=0.1, rtol=0)
+    gains = torch.randn(1, 3, 50, generator=draw).double() + 2
+    for rows in (20, 50, 170):
+        other = over.resized(gains, rows)
+        found = [over.mean(t, None) for t in (gains, other)]
+        torch.testing.assert_close(*found)
+        errors = [over.standard_error(t, found[0], None) for t in (gains, other)]
+        torch.testing.assert_close(*errors, rtol=0.3, atol=0)
 
 
 def test_rows_count_for_no_more_than_most():

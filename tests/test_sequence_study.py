@@ -168,7 +168,11 @@ def test_errors_are_one_line(tmp_path, capsys):
         (("--width", "7"), "--width must be a multiple"),
         (("--lr", "2"), "--lr must be between"),
         (("--minutes", "0"), "--minutes must be positive"),
-        (("--text-reference", "3", "0"), "--text-reference must be a place and a spread above 0"),
+        (("--text-reference", "3", "0"), "--text-reference: spread must be"),
+        (("--text-reference", "3", "1e-9"), "--text-reference: spread must be"),
+        (("--text-reference", "1e9", "1"), "--text-reference: place must be"),
+        (("--seeds", "9" * 23), "--seeds: 9+ is too large"),
+        (("--seeds", "0-999999999"), "or too many numbers"),
         (("--data", str(tmp_path / "none.txt")), "there is no text file"),
         (("--tasks", "text"), "needs --data FILE"),
     ):
@@ -177,7 +181,8 @@ def test_errors_are_one_line(tmp_path, capsys):
     short = tmp_path / "short.txt"
     short.write_text("abcd")
     with pytest.raises(StudyError, match="too few for windows"):
-        sequences.run(options(tmp_path / "out", "--tasks", "text", "--data", str(short)))
+        sequences.run(options(tmp_path / "out", "--data", str(short)))
+    assert not (tmp_path / "out").exists()  # before anything is trained
     assert "text: skipped" in capsys.readouterr().out
 
 
@@ -249,6 +254,8 @@ def test_verdicts():
     assert found((3, 5), (0.0, 0.3), (2, 9)) == [True, True, None]  # nobody learns 4 hops
     assert found((3, 5), least=(9, 9)) == [None, None, True]
     assert found((7, 5)) == [True, True, False]
+    for rows, words in (([], "not trained"), ([row(1, None, 0.5, 1.0, 3)], "no UDN has learnt it")):
+        assert verdicts.verdicts(rows)[2][1:] == (words, None)
     one = verdicts.judged([row(1, None, 0.0, 2.0, 3), row(1, 1, 0.4), row(1, 2, 0.0, 3.0)], "hop-1")
     assert (one.least, one.best, one.cost) == (2, 2, 0.5)
 

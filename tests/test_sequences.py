@@ -5,13 +5,19 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import min_cut_rematerialization_partition
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
 
 import unbounded as ub
 from unbounded import growth, testing, trees
 from unbounded.data.sequences import Hops, RandomWindows, Text, WordProblem, table, windows
 from unbounded.engines import Eager, Graphs, Stacked
 from unbounded.layers.transformer import HeadsTogether
+from unbounded.parallel import Processes
+from unbounded.steps.objective import Gradient
+from unbounded.steps.options import StepOptions
 
 V = 7
 
@@ -339,7 +345,19 @@ def test_streams_of_plain_rows(engine):
         ub.fit(net, ub.Stream(draw, 4, 100), validation=ub.Stream(draw, 4, 100), epochs=1)
 
 
+@pytest.mark.parametrize("engine", [Eager, Graphs])
+@pytest.mark.parametrize(("there", "due"), [(5, 6), (6, 9)])
+def test_a_stream_that_ends_says_so(engine, there, due):
+    net = ub.UDN(ub.Dense(2, 4, 2), ub.Categorical(2))
+    stream = ub.Stream([(torch.randn(4, 2), torch.zeros(4).long())] * there, 3, 100)
+    with pytest.raises(ValueError, match=f"ended after {there} of the {due} batches"):
+        ub.fit(net, stream, epochs=4, engine=engine(), progress=False)
+
+
 def test_a_budget_makes_a_stream_and_its_epochs():
+    for wrong in ((0, 1), (10, 0)):
+        with pytest.raises(ValueError, match="must be at least 1, got 0"):
+            ub.Stream.for_budget([], *wrong, looks=1)
     stream, epochs = ub.Stream.for_budget([], budget=1000, batch=30, looks=10)
     assert stream.num_data == 1000
     assert 1000 <= stream.steps * epochs * 30 < 1000 + 30 * stream.steps
@@ -402,6 +420,8 @@ def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
         grads.append([p.grad for p in net.network.parameters()])
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
+    for one, other in zip(*_grads_of_two_passes(x, y), strict=True):
+        torch.testing.assert_close(one, other)
     net = ub.UDN(ub.TransformerLayers(V, 8, heads=2), ub.Tokens(V), ub.FixedDepth(2))
     info = ub.step(net, ub.make_optimizer(net), x, y, 100, autocast=torch.bfloat16)
     assert math.isfinite(info.loss)
@@ -410,6 +430,20 @@ def test_blocks_recompute_compute_in_bfloat16_and_take_loaders():
         ub.fit(net, loader, epochs=1)
     result = ub.fit(net, loader, validation=loader, epochs=1, num_data=32, progress=False)
     assert result.best_row["val_perplexity"] > 1
+
+
+def _grads_of_two_passes(x, y):
+    """Of two passes before their backward, and of one more backward through them."""
+    found = []
+    for recomputes in (False, True):
+        net = model(ub.FixedDepth(2), dropout=0.3)
+        net.network.configure(recomputes=recomputes)
+        loss = net.elbo(x, y, 100).elbo - 0.5 * net.elbo(x[:4], y[:4], 100).elbo
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert {m.seen.item() for m in net.modules() if hasattr(m, "seen")} == {2}
+        found.append([p.grad for p in net.network.parameters()])
+    return found
 
 
 def test_a_sequence_drops_the_same_channels_at_all_times(tmp_path):
@@ -444,6 +478,20 @@ def test_a_sequence_drops_the_same_channels_at_all_times(tmp_path):
             ub.TransformerLayers(V, 16, heads=2, dropout=share)
 
 
+def test_processes_that_share_a_batch_drop_channels_of_their_own():
+    x, y = shifted(8, 5)
+    found = []
+    for rank, recomputes in ((0, False), (1, False), (0, True), (1, True)):
+        net, processes = model(ub.FixedDepth(2), dropout=0.3), Processes()
+        processes.rank = rank
+        net.network.configure(recomputes=recomputes)
+        gradient = Gradient(net, 40, StepOptions(), processes=processes)
+        gradient.add(x, y, None)
+        found.append(torch.cat([p.grad.flatten() for p in net.network.parameters()]))
+    torch.testing.assert_close(found[:2], found[2:])
+    assert not torch.allclose(found[0], found[1])
+
+
 @pytest.mark.parametrize("kind", ["uint8", "int16", "uint16", "uint32"])
 def test_short_integers_are_tokens(kind):
     x, y = tokens(), tokens(seed=1)
@@ -463,18 +511,30 @@ def test_short_integers_are_tokens(kind):
         nets[0].predict(short.to(torch.int64).add(V).to(short.dtype))
 
 
+# Divides what is traced into two passes as the usual backend does, without its C++ compiler: masks
+# must not be made anew in the second, when their batch is over.
+IN_TWO_PASSES = aot_autograd(
+    fw_compiler=boxed_nop,
+    partition_fn=min_cut_rematerialization_partition,
+    keep_inference_input_mutations=True,
+)
+
+
 @pytest.mark.usefixtures("compiler")
-def test_compiled_blocks_give_the_same(monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "dropout"), [("eager", 0.0), (IN_TWO_PASSES, 0.4)], ids=["whole", "two passes"]
+)
+def test_compiled_blocks_give_the_same(monkeypatch, backend, dropout):
     compiled, real, ends = [], torch.compile, []
 
     def compile(function, **options):
         compiled.append(function)
-        return real(function, backend="eager", **options)
+        return real(function, backend=backend, **options)
 
     monkeypatch.setattr(torch, "compile", compile)
     x, y = shifted(8, 5)
     for compiles in (False, True):
-        net = model(ub.FixedDepth(2))
+        net = model(ub.FixedDepth(2), dropout=dropout)
         net.network.configure(compiles=compiles)
         ub.fit(net, x, y, epochs=2, batch_size=4, progress=False)
         ends.append(net.predict(x).log_probs)

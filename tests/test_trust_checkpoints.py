@@ -221,6 +221,31 @@ def test_more_patience_goes_on_with_models_that_stopped(path, engine):
     assert (result.stopped, result.history[-1]["epoch"]) == ("epochs", 6)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_an_argument_that_is_new_had_its_default(path, many):
+    def models(dropout=0.0):
+        layers = [ub.TransformerLayers(5, 8, heads=2, dropout=dropout)]
+        if many:
+            layers.append(ub.TransformerLayers(5, 8, heads=2, causal=False, dropout=dropout))
+        return [ub.UDN(one, ub.Tokens(5), ub.TruncatedNormal(2.0)) for one in layers]
+
+    def older(header):
+        found = header["fingerprint"]
+        for layers in found["layers"] if many else [found["layers"]]:
+            del layers["dropout"]
+        del found["depth_rule"]["most"]
+
+    tokens = torch.randint(5, (6, 4))
+    options = {"x": (tokens, tokens), "validation": (tokens, tokens), "batch_size": 3}
+    options["depth_rule"] = ub.HeldOutAscent()
+    begin(path, models(), **options)
+    rewrite(path, older)
+    with pytest.raises(FileError, match=r"dropout was 0\.0, is 0\.5"):
+        resume(path, models(0.5), **options)
+    _, results = resume(path, models(), **options)
+    assert [len(result.history) for result in results] == [4] * (1 + many)
+
+
 def test_nothing_is_hashed_without_a_checkpoint(monkeypatch):
     def fail(*_):
         raise AssertionError

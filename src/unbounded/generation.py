@@ -10,6 +10,7 @@ from torch import Tensor
 from unbounded.exits import EarlyExit, RunningMixture
 from unbounded.frozen import Frozen
 from unbounded.layers.base import Layers, Stack
+from unbounded.layers.dense import _size
 from unbounded.layers.transformer import (
     HeadsTogether,
     KeyValues,
@@ -90,22 +91,19 @@ def generate(
     """
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature must be at least 0, got {temperature}")
-    if top_k is not None and (isinstance(top_k, bool) or int(top_k) != top_k or top_k < 1):
-        raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
+    length, top_k = _size("length", length), None if top_k is None else _size("top_k", top_k)
     if isinstance(sure, int | float):
         if not 0 < sure <= 1:
             raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
         sure = EarlyExit(sure, bounded=True)
     if within is not None and not 0 < within <= 1:
         raise ValueError(f"within must be above 0 and at most 1, got {within}")
-    if int(length) != length or length < 1:
-        raise ValueError(f"length must be an integer of at least 1, got {length!r}")
     gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
     with evaluating(model), gradless:
-        writer = _Writer(model, prompt, int(length), sure, within)
+        writer = _Writer(model, prompt, length, sure, within)
         new, log_probs, depths = prompt.to(writer.device, torch.long), [], []
         tokens = new
-        for _ in range(int(length)):
+        for _ in range(length):
             mixture = writer.read(new)
             new = _drawn(mixture, temperature, top_k, generator)
             log_probs.append(mixture.gather(1, new))
@@ -132,6 +130,11 @@ class _Writer:
             raise ValueError("generate needs causal TransformerLayers")
         if not isinstance(likelihood, Tokens):
             raise ValueError(f"generate needs Tokens, got {type(likelihood).__name__}")
+        if layers.out_features != layers.vocabulary:
+            raise ValueError(
+                f"generate reads what it writes: the layers take {layers.vocabulary} tokens and "
+                f"give {layers.out_features}"
+            )
         if not isinstance(prompt, Tensor) or prompt.dim() != 2 or not prompt.shape[1]:
             found = tuple(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__
             raise ValueError(
@@ -266,10 +269,11 @@ def _drawn(
     """A token of each row, `(batch, 1)`."""
     if temperature == 0:
         return log_probs.argmax(-1, keepdim=True)
-    scores = log_probs / temperature
+    # From the best on, in double precision: so a temperature can be as low as one likes.
+    scores = (log_probs - log_probs.amax(-1, keepdim=True)).double() / temperature
     if top_k is not None and top_k < scores.shape[-1]:
-        least = scores.topk(top_k).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    probs = scores.softmax(-1)
+        best, places = scores.topk(top_k)  # so many, where several are equal too
+        scores = torch.full_like(scores, -torch.inf).scatter(-1, places, best)
+    probs = scores.softmax(-1).to(log_probs.dtype)
     device = probs.device if generator is None else generator.device
     return torch.multinomial(probs.to(device), 1, generator=generator).to(log_probs.device)

@@ -1,7 +1,7 @@
 """The modules born so far, and all their outputs in one pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -11,8 +11,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from unbounded import trees
-from unbounded.layers.base import LayerError, Layers, Stack, is_plain, layer_error, plainly
-from unbounded.layers.dropout import ChannelDropout
+from unbounded.layers.base import (
+    CountsBatches,
+    LayerError,
+    Layers,
+    Stack,
+    is_plain,
+    layer_error,
+    plainly,
+)
 
 if TYPE_CHECKING:
     from unbounded.priors import WeightPrior
@@ -266,33 +273,39 @@ def _gather(
     return Active(distinct, num_hidden, len(hidden) + len(heads), of_use, modules)
 
 
-def _recomputing(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` with its insides computed again in the backward pass.
+class _Again(AbstractContextManager[None]):
+    """Blocks in which a layer is computed once more, as it was when this was made.
 
-    Batch statistics and the batches of dropouts are counted once.
+    There are as many as backward passes. Batch statistics and counts of batches stay as they are.
     """
-    norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
-    dropouts = [module for module in layer.modules() if isinstance(module, ChannelDropout)]
 
-    @contextmanager
-    def uncounted() -> Iterator[None]:
+    def __init__(self, layer: nn.Module):
+        self.norms = [module for module in layer.modules() if isinstance(module, _BatchNorm)]
+        self.counts = [m.seen for m in layer.modules() if isinstance(m, CountsBatches)]
+        self.then = [seen.clone() for seen in self.counts]
+
+    def __enter__(self) -> None:
+        self.before = [(norm.momentum, norm.num_batches_tracked) for norm in self.norms]
+        self.now = [seen.clone() for seen in self.counts]
         # The same operations on the same tensors, so not without running statistics: with
         # a momentum that leaves them as they are.
-        before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-        for norm in norms:
+        for norm in self.norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
-        for dropout in dropouts:
-            dropout.counts = False
-        try:
-            yield
-        finally:
-            for dropout in dropouts:
-                dropout.counts = True
-            for norm, (momentum, count) in zip(norms, before, strict=True):
-                norm.momentum, norm.num_batches_tracked = momentum, count
+        for seen, then in zip(self.counts, self.then, strict=True):
+            seen.copy_(then)
+
+    def __exit__(self, *_: object) -> None:
+        for seen, now in zip(self.counts, self.now, strict=True):
+            seen.copy_(now)
+        for norm, (momentum, count) in zip(self.norms, self.before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def _recomputing(layer: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` with its insides computed again in the backward pass."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), uncounted()
+        return nullcontext(), _Again(layer)
 
     def recomputing(*given: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -8,6 +8,7 @@ from torch import nn
 
 from unbounded.layers import Layers
 from unbounded.layers.dropout import ChannelDropout as ChannelDropout
+from unbounded.layers.dropout import checked_share
 
 PLACES = ("head", "blocks")
 
@@ -22,11 +23,9 @@ class Dropped(Layers):
     """
 
     def __init__(self, inner: Layers, share: float, where: str = "head"):
-        if not 0 < share < 1:
-            raise ValueError(f"share must be between 0 and 1, got {share!r}")
         if where not in PLACES:
             raise ValueError(f"where must be one of {PLACES}, got {where!r}")
-        self.inner, self.share, self.where = inner, share, where
+        self.inner, self.share, self.where = inner, checked_share(share), where
         self.shares_head, self.reference = inner.shares_head, inner.reference
         self.has_fixed_steps = inner.has_fixed_steps
 

@@ -46,15 +46,21 @@ class TruncatedNormal(QuantileFamily):
         limit: int | None = None,
     ):
         super().__init__(quantile, limit)
+        place, spread = self.checked(place, spread)
+        if self.quantile > 1 - 1e-9:
+            raise ValueError(f"quantile must be at most 1 − 10⁻⁹, got {quantile}")
+        self.mu = nn.Parameter(torch.tensor(place))
+        self.raw_spread = nn.Parameter(torch.tensor(inverse_softplus(spread)))
+
+    @staticmethod
+    def checked(place: float, spread: float) -> tuple[float, float]:
+        """μ and s as numbers; a ValueError if no member has them."""
         place, spread = float(place), float(spread)
         if not abs(place) <= 1e6:
             raise ValueError(f"place must be a number from −10⁶ to 10⁶, got {place}")
         if not 1e-3 <= spread <= 1e6:
             raise ValueError(f"spread must be a number from 0.001 to 10⁶, got {spread}")
-        if self.quantile > 1 - 1e-9:
-            raise ValueError(f"quantile must be at most 1 − 10⁻⁹, got {quantile}")
-        self.mu = nn.Parameter(torch.tensor(place))
-        self.raw_spread = nn.Parameter(torch.tensor(inverse_softplus(spread)))
+        return place, spread
 
     @property
     def place(self) -> float:

@@ -22,9 +22,9 @@ class QuantileFamily(DepthFamily):
         quantile = float(quantile)
         if not 0.5 <= quantile < 1:
             raise ValueError(f"quantile must be in [0.5, 1), got {quantile}")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, got {limit}")
-        self.quantile, self.limit = quantile, limit
+        if limit is not None and not (limit >= 1 and float(limit).is_integer()):
+            raise ValueError(f"limit must be an integer of at least 1, got {limit}")
+        self.quantile, self.limit = quantile, None if limit is None else int(limit)
 
     @property
     def bound(self) -> int | None:

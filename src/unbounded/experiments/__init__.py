@@ -45,6 +45,9 @@ def listed(words: str) -> list[str]:
     return words.replace(",", " ").split()
 
 
+_LARGEST, _MOST = 10**9, 10**5  # of the numbers of an option: themselves, and of a range
+
+
 def whole_numbers(option: str, words: Sequence[str], least: int) -> tuple[int, ...]:
     """The numbers of an option such as `--depths 1-3 5`: 1, 2, 3, 5."""
     found: list[int] = []
@@ -52,6 +55,8 @@ def whole_numbers(option: str, words: Sequence[str], least: int) -> tuple[int, .
         first, _, last = word.partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
             raise StudyError(f"--{option}: {word!r} is no number and no range such as 1-4")
+        if int(last or first) > _LARGEST or int(last or first) - int(first) > _MOST:
+            raise StudyError(f"--{option}: {word} is too large, or too many numbers")
         found += range(int(first), int(last or first) + 1)
     found = sorted(set(found))
     if not found or found[0] < least:

@@ -18,4 +18,5 @@ from unbounded.files.models import load as load
 from unbounded.files.models import load_all as load_all
 from unbounded.files.models import save as save
 from unbounded.files.parts import PARTS as PARTS
+from unbounded.files.parts import built_in as built_in
 from unbounded.schema import FileError as FileError

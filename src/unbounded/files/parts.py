@@ -262,9 +262,14 @@ def describe(part: str, value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__, "config": None}
 
 
+def built_in(part: str) -> dict[str, type]:
+    """The classes that a part can be of, by their names, but for a user's own."""
+    return {cls.__name__: cls for cls in _KNOWN[part]}
+
+
 def known_class(part: str, described: dict[str, Any]) -> Any:
     """The built-in class that a description names, with its arguments; else a FileError."""
-    classes = {cls.__name__: cls for cls in _KNOWN[part]}
+    classes = built_in(part)
     kind = described["kind"]
     if kind not in classes or described["config"] is None:
         raise FileError(

@@ -100,6 +100,19 @@ def all_plain(modules: Sequence[nn.Module], kind: type[nn.Module]) -> bool:
     )
 
 
+class CountsBatches(nn.Module):
+    """A module whose passes in training differ: each goes by how many there were before it.
+
+    Attributes:
+        seen: that number, counted by the module. Whoever computes a pass again puts it back first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
 class Layers(ABC):
     """The architecture: which hidden layer and which head stand at each depth ℓ = 1, 2, …
 

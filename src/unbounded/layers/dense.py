@@ -1,5 +1,6 @@
 """Fully connected layers, plain and residual."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -271,6 +272,7 @@ def _resolve_activation(activation: str | Activation) -> Activation:
 
 
 def _size(name: str, value: int) -> int:
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    endless = isinstance(value, float) and not math.isfinite(value)
+    if endless or isinstance(value, bool) or int(value) != value or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return int(value)

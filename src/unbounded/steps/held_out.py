@@ -237,15 +237,12 @@ class HeldOutAscent(DepthRule):
             guess: log p₀(y_i), `(members, rows)`.
             weights: how often each row counts, `(members, rows)`.
         """
-        members, depth, rows = log_lik.shape
+        depth, rows = log_lik.shape[1:]
         if self._gains.shape[2] != rows:
-            self._gains = self._gains.new_zeros(members, self._sums.shape[1], rows)
-        state, scores, q = self._state, log_lik.double(), log_q.double().exp()
+            self._gains = over.resized(self._gains, rows)
+        state, q = self._state, log_q.double().exp()
         inside = q > 0
-        if guess is not None:
-            guess = guess.double()
-            scores = torch.logaddexp(scores, guess[:, None]) - math.log(2)
-        scores = torch.where(inside[..., None], scores, 0.0)
+        scores, guess = over.scores(log_lik, guess, inside)
         steps = state[:, _SINCE].clamp(min=1)
         state[:, _TOTAL] += steps
         memory = (self.memory * state[:, _TOTAL]).clamp(min=_SHORTEST_MEMORY)

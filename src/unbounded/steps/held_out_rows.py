@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from unbounded.depth import TruncatedNormal
+
 
 def zeros(*shape: int) -> Tensor:
     """In double precision."""
@@ -16,6 +18,41 @@ def total(rows: Tensor, weights: Tensor | None, most: float) -> Tensor:
     if weights is None:
         return rows.new_full((len(rows),), min(rows.shape[2], most))
     return weights.double().sum(1).clamp(max=most)
+
+
+def scores(log_lik: Tensor, guess: Tensor | None, inside: Tensor) -> tuple[Tensor, Tensor | None]:
+    """r of all rows and depths, and log p₀, in double precision; every number is finite.
+
+    A depth whose likelihood is no number is as bad as can be, so half the guess is left. A row says
+    nothing where there is no guess to fall back on: 0 at all depths, with a guess of 0.
+
+    Args:
+        log_lik: log p(y_i; Ω_ℓ(x_i)), `(members, depth, rows)`.
+        guess: log p₀(y_i), `(members, rows)`; without it r is the log-likelihood.
+        inside: whether a depth has mass, `(members, depth)`; others score 0.
+    """
+    found, here = log_lik.double(), inside[..., None]
+    if guess is None:
+        says = (found.isfinite() | ~here).all(1, keepdim=True)
+    else:
+        says = guess.isfinite()[:, None]
+        guess = torch.where(says[:, 0], guess.double(), 0.0)
+        found = torch.where(found.isfinite(), found, -torch.inf)
+        found = torch.logaddexp(found, guess[:, None]) - math.log(2)
+    return torch.where(here & says, found, 0.0), guess
+
+
+def resized(rows: Tensor, count: int) -> Tensor:
+    """Other rows, so many, with the same means and standard errors: `(members, depth, count)`.
+
+    For a look at fresh rows that are more or fewer than before: what is known is known as well.
+    """
+    before = rows.shape[2]
+    if not before:
+        return rows.new_zeros(*rows.shape[:2], count)
+    chosen = rows[:, :, torch.arange(count, device=rows.device) * before // count]
+    spread = (chosen - chosen.mean(2, keepdim=True)) * math.sqrt(count / before)
+    return rows.mean(2, keepdim=True) + spread
 
 
 def added(scores: Tensor) -> Tensor:
@@ -105,7 +142,12 @@ def enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Te
 
 def checked_reference(reference: tuple[float, float]) -> tuple[float, float]:
     """Place and spread of a ρ; a ValueError if they are none."""
-    place, spread = float(reference[0]), float(reference[1])
-    if not (math.isfinite(place) and 0 < spread < math.inf):
-        raise ValueError(f"reference must be a place and a spread, got {reference}")
-    return place, spread
+    expected = "reference must be a place and a spread"
+    try:
+        place, spread = map(float, reference)
+    except (TypeError, ValueError):
+        raise ValueError(f"{expected}, got {reference!r}") from None
+    try:
+        return TruncatedNormal.checked(place, spread)
+    except ValueError as error:
+        raise ValueError(f"{expected}: {error}") from None

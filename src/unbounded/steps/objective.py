@@ -5,6 +5,7 @@ under Gaussian priors, f·ν with a factor f for each layer and head, which is a
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from unbounded import elbo, trees
 from unbounded.elbo import ElboTerms
+from unbounded.layers.dropout import rows_of
 from unbounded.parallel import ALONE, Processes
 from unbounded.parallel.processes import sum_step
 from unbounded.parallel.shards import Shards, is_sharded, local
@@ -118,11 +120,10 @@ class Gradient:
             else:
                 posterior = model.posterior_over(*self.support)
         support = (posterior.first, posterior.last)
-        if self.options.autocast is None:
+        kind = self.options.autocast
+        computing = nullcontext() if kind is None else torch.autocast(y.device.type, kind)
+        with rows_of(self.processes.rank), computing:
             outputs = self.call(x, support)
-        else:
-            with torch.autocast(y.device.type, self.options.autocast):
-                outputs = self.call(x, support)
         log_lik, total = model.likelihood.log_lik(outputs, y), model.likelihood.total(y)
         self.active = model.network.active(
             posterior.last, posterior.first, cumulative_heads=model.cumulative_heads
@@ -147,7 +148,8 @@ class Gradient:
             slopes = found.slopes(-each, each, each)
         if self._exchange is not None and is_last and not self.apart:
             self._exchange.begin(self._shared)
-        slopes.backward(posterior.log_q, log_lik, *kl)
+        with rows_of(self.processes.rank):
+            slopes.backward(posterior.log_q, log_lik, *kl)
         self._found = found
         self._note(posterior, found.terms, log_lik.detach(), weights, total, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()

@@ -12,6 +12,8 @@ from unbounded.steps.batches import Batch, checked_item
 if TYPE_CHECKING:
     from unbounded.model import UDN
 
+_END = object()
+
 Draw = Callable[[torch.Generator], Any]
 
 
@@ -25,8 +27,8 @@ class Stream:
 
     Args:
         source: generator ↦ (x, y), drawn from a generator whose state checkpoints keep; or an
-            iterable of (x, y). A resumed run leaves out as many of the iterable's batches as the
-            earlier one took.
+            iterable of (x, y), of as many batches as training takes. A resumed run leaves out as
+            many of them as the earlier one took.
         steps: batches an epoch: between two looks of a depth rule, and rows of the history.
         num_data: n, how many rows (of tokens: tokens) there are in all; those of the whole
             training, where nobody knows better.
@@ -59,6 +61,9 @@ class Stream:
             batch: observations that a batch holds.
             looks: how many epochs to make of it, at most.
         """
+        for name, value in (("budget", budget), ("batch", batch)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
         batches = -(-int(budget) // int(batch))
         steps = -(-batches // max(1, min(int(looks), batches)))
         return cls(source, steps, int(budget)), -(-batches // steps)
@@ -100,14 +105,23 @@ class StreamBatches:
             self._given = iter(self.stream.source)
         return self._given
 
+    @property
+    def _due(self) -> int:
+        """How many batches there are up to the end of this epoch."""
+        return (self.taken // self.steps + 1) * self.steps
+
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self.steps):
             if callable(self.stream.source):
                 item = self.stream.source(self._random)
             else:
-                item = next(self._iterator, None)
-                if item is None:
-                    return
+                item = next(self._iterator, _END)
+                if item is _END:
+                    raise ValueError(
+                        f"the stream ended after {self.taken} of the {self._due} batches that are "
+                        f"due after epoch {self._due // self.steps}: give it more, or train for "
+                        "fewer epochs"
+                    )
             # Values are checked on the host for as long as that costs no wait.
             on_host = not self.taken or all(
                 not getattr(part, "is_cuda", False) for part in trees.leaves(item[0])

@@ -1,6 +1,7 @@
 """What tells one run from another: its data, options and models, as plain data for a checkpoint."""
 
 import hashlib
+import inspect
 import json
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,13 @@ from torch.utils.data import DataLoader
 
 from unbounded import trees
 from unbounded.engines.states import scheduler_settings
-from unbounded.files import PARTS
+from unbounded.files import PARTS, built_in
 from unbounded.growth import unwrapped
 from unbounded.schema import FileError
 from unbounded.steps.batches import as_tensor
+from unbounded.steps.depth_rules import RateAscent
 from unbounded.steps.disk import DiskData
+from unbounded.steps.held_out import HeldOutAscent
 from unbounded.steps.images import ImageData
 from unbounded.steps.options import FitOptions
 from unbounded.steps.streams import Stream
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 24  # bytes hashed at a time: of data on a GPU no second whole copy is made
 # Where and how often files are written, or what is a list for the models and stands by itself.
 _NOT_COMPARED = ("checkpoint_every", "chunk", "shard", "depth_lr_ratio", "optimizer", "scheduler")
+_NONE = inspect.Parameter.empty
 _FIXED = ("engine", "models", "dtype")
 WORDS = tuple(
     dict.fromkeys(
@@ -105,6 +109,7 @@ def check_same(then: dict[str, Any], now: dict[str, Any], accepted: frozenset[st
     for name in then.keys() ^ now.keys():
         what = "missing" if name in now else "not known to this version"
         raise FileError(f"the field fingerprint.{name} is {what}")
+    then = {name: _completed(name, found, now[name]) for name, found in then.items()}
     differing = {name: _told(name, then[name], now[name]) for name in now}
     differing = {name: found for name, found in differing.items() if found}
     refused = {name: found for name, found in differing.items() if name not in accepted}
@@ -122,6 +127,24 @@ def check_same(then: dict[str, Any], now: dict[str, Any], accepted: frozenset[st
         else f"give what it was, or accept the change by resume_despite=[{words}]"
     )
     raise FileError(f"it is of another run: {'; '.join(lines)}. To go on, {instead}")
+
+
+def _completed(name: str, then: Any, now: Any) -> Any:
+    """A part of a model or a rule, with the defaults of arguments that its version did not have."""
+    if isinstance(then, list):
+        others = now if isinstance(now, list) and len(now) == len(then) else [now] * len(then)
+        return [_completed(name, one, other) for one, other in zip(then, others, strict=True)]
+    if not (isinstance(then, dict) and isinstance(now, dict)):
+        return then
+    rules = {"HeldOutAscent": HeldOutAscent, "RateAscent": RateAscent}
+    known = built_in(name) if name in PARTS else rules if name == "depth_rule" else {}
+    kind = known.get(str(then.get("kind")))
+    if kind is None or now.get("kind") != then["kind"]:
+        return then
+    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+    missing = [key for key in now if key not in then]
+    told = {k: describe(defaults[k]) for k in missing if defaults.get(k, _NONE) is not _NONE}
+    return {**then, **told}
 
 
 def describe(value: Any, deep: int = 4) -> Any:

@@ -190,6 +190,8 @@ def _text(
         say(f"text: skipped, no text file is given (--data FILE, or ${FOLDER})")
         return None
     try:
-        return Text.read(path)
+        text = Text.read(path)
     except DataError as error:
         raise StudyError(f"--data: {error}") from None
+    recipe.text_parts(text, 1.0, settings.text_length)  # before anything is trained
+    return text

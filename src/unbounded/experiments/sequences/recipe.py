@@ -381,13 +381,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
             )
         changes["text_dropout"] = options.text_dropout
     if options.text_reference is not None:
-        place, spread = options.text_reference
-        if not (math.isfinite(place) and 0 < spread < math.inf):
-            raise StudyError(
-                "--text-reference must be a place and a spread above 0, "
-                f"got {place:g} and {spread:g}"
-            )
-        changes["text_reference"] = (place, spread)
+        try:
+            changes["text_reference"] = TruncatedNormal.checked(*options.text_reference)
+        except ValueError as error:
+            raise StudyError(f"--text-reference: {error}") from None
     settings = replace(usual, **changes)
     if settings.width % (2 * settings.heads):
         raise StudyError(f"--width must be a multiple of twice --heads, {2 * settings.heads}")

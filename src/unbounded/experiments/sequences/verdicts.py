@@ -136,7 +136,9 @@ def _of_hops(hops: Sequence[Judged]) -> list[tuple[str, str, bool | None]]:
         ),
         (
             "k-hop: depth rises with k",
-            f"modes {', '.join(f'{mean:g}' for mean in means)} at k = {_numbers(own)}",
+            f"modes {', '.join(f'{mean:g}' for mean in means)} at k = {_numbers(own)}"
+            if own
+            else ("no UDN has learnt it" if hops else nobody),
             rises if len(means) > 1 else None,
         ),
     ]
