@@ -43,6 +43,7 @@ from unbounded.estimators.rows import (
     WeightedRows,
     is_classes,
     merge,
+    outweighing,
     split,
 )
 from unbounded.estimators.saving import Savable
@@ -215,7 +216,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         classes = rows.y if rows.y.ndim == 1 else None
         evaluation = None if eval_set is None else self._evaluation(eval_set)
         fraction = self.validation_fraction if evaluation is None else 0.0
-        training, held = split(len(rows.x), fraction, classes, rng)
+        apart = outweighing(rows.weights, 0.0 if is_classes(y) else fraction)
+        light = np.flatnonzero(~apart)
+        training, held = (light[part] for part in split(len(light), fraction, classes, rng))
+        training = np.union1d(training, np.flatnonzero(apart))
         seed = int(rng.randint(2**31 - 1))
         times = quality(self.quality).steps
         steps = CLASSES if is_classes(y) else NUMBERS
@@ -249,7 +253,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first, learnt=parts[0]), held_out, len(y))
+            run = run._replace(training=first, learnt=parts[0], heavy=rows.take(apart))
+            self._finish(run, held_out, len(y))
 
     def _run(
         self,
@@ -345,7 +350,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt)
+                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt, run.heavy)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)

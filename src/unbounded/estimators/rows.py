@@ -22,6 +22,7 @@ PREDICTION_ROWS = 8192
 # Beyond these bounds of the largest weight the priors, or the data, are all that counts: what lies
 # further out changes nothing but would overflow.
 _WEIGHTS = (1e-20, 1e12)
+_OUTWEIGHS = 0.25  # of the share that is held out: a row heavier than that is not
 _FEW = 0.01  # rows that a row counts for on average: below, the user is told
 
 
@@ -119,6 +120,22 @@ def knots(x: Array, columns: Sequence[int], count: int) -> list[list[float]]:
     # Distinct in single precision, in which networks are trained.
     found = np.quantile(x[:, columns], places, axis=0).T.astype(np.float32)
     return [np.unique(column).tolist() for column in found]
+
+
+def outweighing(weights: Array, fraction: float) -> NDArray[np.bool_]:
+    """Which rows are too heavy to be held out: with or without one, the share would be another.
+
+    Such a row is more than a quarter of what is to be held out, and as heavy as eight others. There
+    are none where that would leave too few rows to hold out some.
+
+    Args:
+        weights: how often each row counts, `(rows,)`.
+        fraction: that is held out.
+    """
+    most = max(_OUTWEIGHS * fraction * weights.sum(), MIN_VALIDATION_ROWS * np.median(weights))
+    found: NDArray[np.bool_] = weights > most
+    few = round(fraction * (~found).sum()) < MIN_VALIDATION_ROWS
+    return np.zeros_like(found) if few else found
 
 
 def split(
