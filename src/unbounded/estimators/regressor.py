@@ -17,6 +17,7 @@ from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
+from unbounded.estimators.shares import Shares, learnt_further, saved
 from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.layers import Layers
 from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, Likelihood
@@ -81,6 +82,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         columns = self._coded(targets)
         weights = check_weights(sample_weight, len(columns))
         train_further(self, x, columns, weights, columns.shape[1])
+        learnt_further(self, x, columns)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
@@ -228,9 +230,11 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             "levels": [None if one is None else one.held for one in self.levels_],
             "target_scaling": self.target_scaling_.to_dict(),
             "single_target": self._single_target,
+            **saved(self),
         }
 
     def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        self._shares = Shares.from_dict(described.get("shares"), f"{where}.shares")
         scaling = described.get("target_scaling")
         center = scaling.get("center") if isinstance(scaling, dict) else None
         columns = len(center) if isinstance(center, list) else 0
