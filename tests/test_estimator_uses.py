@@ -1,5 +1,7 @@
 """What users of scikit-learn try next: log loss, searches, further training, evaluation rows."""
 
+import pickle
+
 import joblib
 import numpy as np
 import pandas as pd
@@ -15,6 +17,9 @@ from sklearn.preprocessing import StandardScaler
 
 import unbounded
 from unbounded import UDNClassifier, UDNRegressor
+from unbounded.estimators.rows import WeightedRows, split
+from unbounded.estimators.shares import Shares, divide
+from unbounded.files import FileError
 from unbounded.tables.predictions import ByDepth
 
 SHORT = {"epochs": 2, "width": 8, "random_state": 0, "preset": "paper"}
@@ -99,6 +104,63 @@ def test_warm_start_with_all_rows_and_frames(friedman):
     model.fit(frame[:60], y[:60])
     assert model.encoding_ is encoding
     assert model.refit_history_ is not None
+
+
+def divided(rows: int, before: Shares | None, seed: int, **changes):
+    """Rows 0 … `rows` − 1 and how they are divided."""
+    x = np.arange(float(rows))[:, None]
+    given = WeightedRows(x, x, np.ones(rows))._replace(**changes)
+    return divide(given, 0.15, before, np.random.RandomState(seed))
+
+
+def test_rows_that_were_held_out_stay_so():
+    first = divided(200, None, 0)
+    assert len(first.held) == 30
+    learnt, held = split(200, 0.15, None, np.random.RandomState(0))
+    assert np.array_equal(first.held, held)
+    assert np.array_equal(first.learnt, learnt)
+    for rows in (200, 220, 400):  # another seed, and further rows
+        again = divided(rows, first.shares, 1)
+        assert set(held) <= set(again.held)
+        assert set(learnt) <= set(again.learnt)
+        assert len(again.held) == round(0.15 * rows)
+    third = divided(300, again.shares, 2)
+    assert set(third.held) == {row for row in again.held if row < 300}
+    classes = divided(200, first.shares, 1, y=np.arange(200) % 2)  # other targets: other rows
+    assert set(classes.held) != set(held)
+    assert len(divided(40, first.shares, 1).held) in (0, *range(8, 40))
+    one = WeightedRows(first.held[:, None].astype(float), first.held[:, None] * 1.0, np.ones(30))
+    assert len(divide(one, 0.15, first.shares, np.random.RandomState(0)).learnt) == 30
+
+
+@pytest.mark.parametrize("through", ["memory", "file", "pickle"])
+def test_warm_start_never_learns_held_out_rows(friedman, through, tmp_path):
+    X, y = friedman
+    model = UDNRegressor(**SHORT | {"random_state": None, "refit": False}, warm_start=True)
+    before = model.fit(X[:100], y[:100])._shares
+    if through == "file":
+        model.save(tmp_path / "m.udn")
+        model = UDNRegressor.load(tmp_path / "m.udn")
+    elif through == "pickle":
+        model = pickle.loads(pickle.dumps(model))
+    after = model.fit(X, y)._shares
+    assert len(before.held) == 15
+    assert set(before.held) < set(after.held)
+    assert set(before.learnt) < set(after.learnt)
+    assert len(model.conformal_scores_) == len(after.held)
+    # What partial_fit learns from is not held out any more.
+    model.partial_fit(X[:100], y[:100])
+    assert not set(before.held) & set(model._shares.held)
+    assert set(before.held) < set(model._shares.learnt)
+
+
+def test_marks_in_a_file_are_checked():
+    found = Shares(np.array([1, 2], np.uint32), np.array([7], np.uint32))
+    for one, same in zip(Shares.from_dict(found.to_dict(), "shares"), found, strict=True):
+        assert np.array_equal(one, same)
+    for wrong in ({"held": "AAAA", "learnt": ""}, {"held": "ß", "learnt": ""}, {"held": ""}, 3):
+        with pytest.raises(FileError, match="shares"):
+            Shares.from_dict(wrong, "shares")
 
 
 def test_warm_start_says_what_does_not_fit(blobs):

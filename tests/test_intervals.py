@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import norm
 from sklearn.datasets import make_friedman1
 
 from unbounded import UDNClassifier, UDNRegressor
@@ -12,6 +13,7 @@ from unbounded.cli import main
 from unbounded.estimators import conformal
 from unbounded.estimators.auto import CLASSES, NUMBERS, choose_batch_size, choose_epochs
 from unbounded.estimators.pace import Clock, quality
+from unbounded.estimators.rows import outweighing
 from unbounded.files import FileError
 
 SMALL = {"random_state": 0, "epochs": 8, "width": 8}
@@ -35,7 +37,8 @@ def test_coverage_of_exchangeable_scores(coverage, count):
     held = []
     for _ in range(1500):
         y = rng.standard_t(3, (count + 20, 1))
-        kept = conformal.scores(y[:count], np.zeros((count, 1)), np.ones((count, 1)))
+        kept, shares = conformal.kept_scores(np.abs(y[:count]), np.ones(count))
+        assert shares is None
         held.append(np.mean(np.abs(y[count:]) <= conformal.factor(kept, coverage)))
     error = np.std(held) / np.sqrt(len(held))
     assert coverage - 3 * error < np.mean(held) < coverage + 1 / (count + 1) + 3 * error
@@ -44,11 +47,12 @@ def test_coverage_of_exchangeable_scores(coverage, count):
 def test_many_scores_are_thinned_to_the_safe_side():
     rng = np.random.default_rng(0)
     y = rng.normal(size=(12_345, 1))
-    kept = conformal.scores(y, np.zeros_like(y), np.ones_like(y))
-    assert kept.shape == (conformal.MOST_SCORES, 1)
-    exact = np.quantile(np.abs(y), 0.9, method="higher")
-    assert exact <= conformal.factor(kept, 0.9)[0] < exact + 0.02
-    assert kept[-1, 0] == np.abs(y).max()
+    for weights in (np.ones(len(y)), np.tile([1.0, 3.0, 1.0], len(y) // 3)):
+        kept, shares = conformal.kept_scores(np.abs(y), weights)
+        assert kept.shape == (conformal.MOST_SCORES, 1)
+        exact = np.quantile(np.repeat(np.abs(y), weights.astype(int)), 0.9, method="higher")
+        assert exact <= conformal.factor(kept, 0.9, shares)[0] < exact + 0.02
+        assert kept[-1, 0] == np.abs(y).max()
 
 
 def test_few_rows_cannot_promise_much():
@@ -59,6 +63,59 @@ def test_few_rows_cannot_promise_much():
     for wrong in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="strictly between 0 and 1"):
             conformal.factor(kept, wrong)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.9])
+def test_scores_count_as_often_as_their_rows(coverage):
+    """Half of the rows are there once, and half nine times, with errors three times as large."""
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(1500):
+        often = rng.random(60) < 0.5
+        y = rng.normal(size=(60, 1)) * np.where(often, 3, 1)[:, None]
+        kept, shares = conformal.kept_scores(np.abs(y), np.where(often, 9.0, 1.0))
+        wide = conformal.factor(kept, coverage, shares)[0]
+        held.append(norm.cdf(wide) * 0.2 - 0.1 + norm.cdf(wide / 3) * 1.8 - 0.9)
+    error = np.std(held) / np.sqrt(len(held))
+    assert coverage - 3 * error < np.mean(held) < coverage + 1 / 20 + 3 * error
+
+
+def test_rows_that_are_too_heavy_to_be_held_out_have_the_score_that_they_have():
+    light, heavy = np.arange(1.0, 20)[:, None], np.array([[0.5], [30.0]])
+    found = conformal.kept_scores(light, np.ones(19), heavy, np.array([40.0, 20.0, 140.0]))
+    assert np.isclose(found[1][0, 0], 0.2)  # the first heavy row is a fifth of all
+    assert conformal.factor(found[0], 0.19, found[1]) == 0.5
+    assert conformal.factor(found[0], 0.2 + 0.7 * 0.49, found[1]) == 10  # 10 of 19, by 20
+    assert conformal.factor(found[0], 0.95, found[1]) == 30
+    with pytest.raises(ValueError, match=r"at most 0.965 by their weights"):
+        conformal.factor(found[0], 0.97, found[1])
+    assert outweighing(np.ones(60), 0.15).sum() == 0
+    assert outweighing(np.append(np.ones(400), [200.0, 20.0]), 0.15).tolist()[-2:] == [True, False]
+    assert outweighing(np.append(np.ones(20), 200.0), 0.15).sum() == 0  # too few to hold some out
+
+
+def cells(count: int, rng: np.random.Generator):
+    """A grid of 25 points, whole numbers for targets: rows are there many times."""
+    x = rng.integers(1, 6, (count, 2)).astype(float)
+    return x, np.round(x.sum(1) + 2 * rng.normal(size=count))
+
+
+def atoms(count: int, rng: np.random.Generator):
+    """Two rows that are half of the table, and others that differ."""
+    half = rng.random(count) < 0.5
+    x = np.where(half, 0, rng.uniform(1, 2, count))
+    return x[:, None], np.where(half, rng.choice([-3.0, 3.0], count), 0.3 * rng.normal(size=count))
+
+
+@pytest.mark.parametrize(("make", "rows"), [(cells, 4000), (atoms, 800)])
+def test_intervals_of_rows_that_are_there_often(make, rows, tmp_path):
+    rng = np.random.default_rng(0)
+    model = UDNRegressor(epochs=15, width=32, random_state=0).fit(*make(rows, rng))
+    X, y = make(4000, rng)
+    low, high = model.predict_interval(X, 0.8)
+    assert 0.79 < np.mean((low <= y) & (y <= high)) < 0.93
+    model.save(tmp_path / "m.udn")
+    assert np.allclose(UDNRegressor.load(tmp_path / "m.udn").predict_interval(X, 0.8), (low, high))
 
 
 def test_intervals_of_a_regressor(friedman, fitted, tmp_path):

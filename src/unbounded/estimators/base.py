@@ -43,9 +43,9 @@ from unbounded.estimators.rows import (
     WeightedRows,
     is_classes,
     merge,
-    split,
 )
 from unbounded.estimators.saving import Savable
+from unbounded.estimators.shares import Shares, divide
 from unbounded.estimators.thresholds import can_decide, decided
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
@@ -120,7 +120,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             HistGradientBoosting: names, indices or a mask; "from_dtype": those of a frame's
             categorical types; None: none. Texts are told from their values in any case.
         warm_start: a further `fit` trains on from the models there are, with their depth, scaling
-            and encoding, rather than from new ones.
+            and encoding, rather than from new ones. Rows that were held out stay held out.
 
     Tables: X is an array or a pandas or polars frame. Finite numbers are taken as they are. Where
     there are texts, categories, dates or missing values, all columns are encoded as `unbounded
@@ -212,10 +212,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             check_members(self)
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
-        classes = rows.y if rows.y.ndim == 1 else None
+        before = getattr(self, "_shares", None) if self._goes_on() else None
         evaluation = None if eval_set is None else self._evaluation(eval_set)
         fraction = self.validation_fraction if evaluation is None else 0.0
-        training, held = split(len(rows.x), fraction, classes, rng)
+        training, held, heavy, shares = divide(rows, fraction, before, rng)
         seed = int(rng.randint(2**31 - 1))
         times = quality(self.quality).steps
         steps = CLASSES if is_classes(y) else NUMBERS
@@ -249,7 +249,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            self._finish(run._replace(training=first, learnt=parts[0]), held_out, len(y))
+            run = run._replace(training=first, learnt=parts[0], heavy=rows.take(heavy))
+            self._finish(run, held_out, len(y))
+            self._shares: Shares | None = shares
 
     def _run(
         self,
@@ -345,7 +347,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         with interrupts.shielded():
             seen = None
             if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt)
+                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt, run.heavy)
                 if self.calibrate:
                     calibrate(seen)
             self._keep(run, rows)

@@ -46,6 +46,7 @@ class HeldOutPredictions:
         scalings: of the rows.
         rows: that were not learnt from; there may be none.
         learnt: rows that were, of which some are looked at; None if they are not at hand.
+        heavy: those of them that are too heavy to be held out; None without any.
     """
 
     def __init__(
@@ -54,10 +55,25 @@ class HeldOutPredictions:
         scalings: Scalings,
         rows: WeightedRows,
         learnt: WeightedRows | None = None,
+        heavy: WeightedRows | None = None,
     ):
         self.models = models
         self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
-        self._scalings, self._learnt = scalings, learnt
+        self._scalings, self._learnt, self._heavy = scalings, learnt, heavy
+
+    @cached_property
+    def heavy(self) -> "HeldOutPredictions | None":
+        """The same of rows that are too heavy to be held out."""
+        if self._heavy is None or not len(self._heavy.x):
+            return None
+        return HeldOutPredictions(self.models, self._scalings, self._heavy)
+
+    @property
+    def light(self) -> float:
+        """How often all other rows count, held out or learnt from."""
+        heavy = 0.0 if self._heavy is None else self._heavy.weights.sum()
+        learnt = 0.0 if self._learnt is None else self._learnt.weights.sum()
+        return float(self.rows.weights.sum() + learnt - heavy)
 
     @cached_property
     def learnt(self) -> "HeldOutPredictions | None":

@@ -14,6 +14,7 @@ from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.labels import read_classes
 from unbounded.estimators.rows import Array, check_weights
+from unbounded.estimators.shares import Shares, learnt_further, saved
 from unbounded.estimators.targets import (
     check_indicator,
     check_repeated,
@@ -95,6 +96,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
         weights = self._weights(sample_weight, labels)
         train_further(self, x, codes, weights, len(self.classes_))
+        learnt_further(self, x, codes)
         return self
 
     def predict(self, X: Any, exit: float | EarlyExit | None = None) -> Any:
@@ -195,16 +197,18 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     def _describe_targets(self) -> dict[str, Any]:
         """The classes and their type, or how many labels there are."""
         if self._num_labels:
-            return {"num_labels": self._num_labels}
+            return {"num_labels": self._num_labels, **saved(self)}
         values, dtype = self.classes_.tolist(), self.classes_.dtype
         if not all(isinstance(value, bool | int | float | str | None) for value in values):
             raise ValueError(
                 f"classes of type {type(values[0]).__name__} cannot be saved without pickle: "
                 "use numbers, booleans or strings"
             )
-        return {"classes": {"dtype": "object" if dtype.hasobject else dtype.str, "values": values}}
+        kind = "object" if dtype.hasobject else dtype.str
+        return {"classes": {"dtype": kind, "values": values}, **saved(self)}
 
     def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        self._shares = Shares.from_dict(described.get("shares"), f"{where}.shares")
         likelihood = self.model_.likelihood.single
         if isinstance(likelihood, Gaussian):
             raise FileError("a Gaussian predicts numbers, a classifier classes")

@@ -129,3 +129,4 @@ class TrainedModels(NamedTuple):
     scalings: Scalings
     training: Training
     learnt: WeightedRows | None = None  # what they have learnt from, if it is at hand
+    heavy: WeightedRows | None = None  # some of these, too heavy to be held out

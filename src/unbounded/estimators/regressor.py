@@ -17,6 +17,7 @@ from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.rows import Array, Scaling, Scalings, WeightedRows, check_weights
+from unbounded.estimators.shares import Shares, learnt_further, saved
 from unbounded.estimators.targets import check_numbers, check_targets
 from unbounded.layers import Layers
 from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, Likelihood
@@ -81,6 +82,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         columns = self._coded(targets)
         weights = check_weights(sample_weight, len(columns))
         train_further(self, x, columns, weights, columns.shape[1])
+        learnt_further(self, x, columns)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
@@ -146,7 +148,9 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
                 "intervals need held-out rows that were not learnt from: there were none "
                 "(a refit, a validation_fraction of 0, or very few rows)"
             )
-        return conformal.factor(self.conformal_scores_, coverage)
+        # Estimators that were pickled earlier have no shares.
+        shares = getattr(self, "conformal_shares_", None)
+        return conformal.factor(self.conformal_scores_, coverage, shares)
 
     def predict_by_depth(self, X: Any, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """The mean of each depth alone, `(depth, rows)` or `(depth, rows, target)`.
@@ -196,17 +200,22 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:
         self.conformal_scores_: Floats | None = None
+        self.conformal_shares_: Floats | None = None
         self.levels_: list[interval_levels.Levels | None] = [None] * self._num_targets
         if held is None or not isinstance(self.model_.likelihood.single, Gaussian):
             return
-        found = combine(held.members)
-        assert isinstance(found, GaussianPrediction)
-        mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
-        y = held.tensors[1]
         # Noise was widened for the sake of rows other than these, which must not take it back.
         wider = cautious(held) if self.calibrate else 1.0
-        self.conformal_scores_ = conformal.scores(y.numpy(), mean, std / wider)
+        weighted: list[Floats] = [_distances(held, wider), held.rows.weights]
+        if held.heavy is not None:
+            # These have been learnt from, and predictions of a further row like them are as wide.
+            counts = np.append(held.heavy.rows.weights, held.light)
+            weighted += [_distances(held.heavy, wider), counts]
+        self.conformal_scores_, self.conformal_shares_ = conformal.kept_scores(*weighted)
         if self.calibrate:
+            found = combine(held.members)
+            assert isinstance(found, GaussianPrediction)
+            y = held.tensors[1]
             means, scales = (part.double() for part in found.components())
             z = (y.to(means) - means) * (wider / scales)
             q = found.depth_log_probs.double().softmax(0)
@@ -214,15 +223,18 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             self.levels_ = [interval_levels.find_levels(one, held.rows.weights) for one in cdf.T]
 
     def _describe_targets(self) -> dict[str, Any]:
-        kept = self.conformal_scores_
+        kept, shares = self.conformal_scores_, getattr(self, "conformal_shares_", None)
         return {
             "conformal_scores": None if kept is None else kept.tolist(),
+            "conformal_shares": None if shares is None else shares.tolist(),
             "levels": [None if one is None else one.held for one in self.levels_],
             "target_scaling": self.target_scaling_.to_dict(),
             "single_target": self._single_target,
+            **saved(self),
         }
 
     def _rebuild_targets(self, described: dict[str, Any], where: str) -> None:
+        self._shares = Shares.from_dict(described.get("shares"), f"{where}.shares")
         scaling = described.get("target_scaling")
         center = scaling.get("center") if isinstance(scaling, dict) else None
         columns = len(center) if isinstance(center, list) else 0
@@ -237,6 +249,10 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         self._num_targets = columns
         kept = described.get("conformal_scores")  # files of earlier versions have none
         self.conformal_scores_ = conformal.read(kept, columns, f"{where}.conformal_scores")
+        shares, place = described.get("conformal_shares"), f"{where}.conformal_shares"
+        self.conformal_shares_ = conformal.read(shares, columns, place, most=1.0)
+        if shares is not None and (kept is None or len(kept) != len(shares)):
+            raise FileError(f"the field {place} should be one for each score")
         place = f"{where}.levels"
         self.levels_ = interval_levels.read(described.get("levels"), columns, place)
         self._single_target = flag(described.get("single_target"), f"{where}.single_target")
@@ -253,6 +269,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _distances(held: HeldOutPredictions, wider: float) -> Floats:
+    """Scores of rows for conformal intervals, `(rows, target)`, σ made narrower by a factor."""
+    found = combine(held.members)
+    assert isinstance(found, GaussianPrediction)
+    mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
+    return conformal.distances(held.tensors[1].numpy(), mean, std / wider)
 
 
 def _moments(prediction: GaussianPrediction) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ PREDICTION_ROWS = 8192
 # Beyond these bounds of the largest weight the priors, or the data, are all that counts: what lies
 # further out changes nothing but would overflow.
 _WEIGHTS = (1e-20, 1e12)
+_OUTWEIGHS = 0.25  # of the share that is held out: a row heavier than that is not
 _FEW = 0.01  # rows that a row counts for on average: below, the user is told
 
 
@@ -31,10 +32,12 @@ class WeightedRows(NamedTuple):
     x: Any  # numbers `(rows, feature)`, or a table that has yet to be encoded
     y: Array  # (rows,) classes 0 … C−1, (rows, label) 0 or 1, or (rows, target) numbers
     weights: Array  # (rows,): how often each counts, positive
+    given: Array | None = None  # x as predictions see it, where learning sees something else
 
     def take(self, index: Array | slice) -> "WeightedRows":
         """Some of the rows."""
-        return WeightedRows(self.x[index], self.y[index], self.weights[index])
+        given = None if self.given is None else self.given[index]
+        return WeightedRows(self.x[index], self.y[index], self.weights[index], given)
 
 
 def is_classes(y: Array) -> bool:
@@ -76,7 +79,7 @@ def _within_bounds(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights if bounded == largest else weights / largest * bounded
 
 
-def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
+def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> WeightedRows:
     """Equal rows become one that counts as often as they did together; rows of weight 0 go.
 
     The result is in an order of its own. So a weight of 2 is the same as a row that is there
@@ -84,7 +87,7 @@ def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
     training and in the validation share at once.
     """
     keep = weights > 0
-    x, y, weights = x[keep], y[keep], weights[keep]
+    x, y, weights, given = WeightedRows(x, y, weights, given).take(keep)
     columns = y.reshape(len(y), -1).astype(np.float64)
     table = np.ascontiguousarray(np.hstack([x.astype(np.float64), columns])) + 0.0  # no −0
     keys = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()
@@ -96,7 +99,10 @@ def merge(x: Array, y: Array, weights: Array) -> WeightedRows:
     if first.size == 1:  # training wants two rows: the same twice, each for half
         first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
     # In C order whatever the order of the table was: sums over it are then the same.
-    return WeightedRows(np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts)
+    given = None if given is None else given[first]
+    return WeightedRows(
+        np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts, given
+    )
 
 
 def numbers(x: Array) -> list[int]:
@@ -121,17 +127,36 @@ def knots(x: Array, columns: Sequence[int], count: int) -> list[list[float]]:
     return [np.unique(column).tolist() for column in found]
 
 
+def outweighing(weights: Array, fraction: float) -> NDArray[np.bool_]:
+    """Which rows are too heavy to be held out: with or without one, the share would be another.
+
+    Such a row is more than a quarter of what is to be held out, and as heavy as eight others. There
+    are none where that would leave too few rows to hold out some.
+
+    Args:
+        weights: how often each row counts, `(rows,)`.
+        fraction: that is held out.
+    """
+    most = max(_OUTWEIGHS * fraction * weights.sum(), MIN_VALIDATION_ROWS * np.median(weights))
+    found: NDArray[np.bool_] = weights > most
+    few = round(fraction * (~found).sum()) < MIN_VALIDATION_ROWS
+    return np.zeros_like(found) if few else found
+
+
 def split(
-    rows: int, fraction: float, classes: Array | None, rng: np.random.RandomState
+    rows: int,
+    fraction: float,
+    classes: Array | None,
+    rng: np.random.RandomState,
+    least: int = MIN_VALIDATION_ROWS,
 ) -> tuple[Array, Array]:
     """Indices of training and validation rows, each class in proportion if `classes` are given.
 
-    Every class keeps a row for training. Nothing is held out where that would leave fewer than
-    `MIN_VALIDATION_ROWS`.
+    Every class keeps a row for training. Nothing is held out if that is less than `least`.
     """
     order = rng.permutation(rows)
     wanted = round(fraction * rows)
-    if wanted < MIN_VALIDATION_ROWS:
+    if wanted < max(least, 1):
         return np.sort(order), order[:0]
     if classes is None:
         return np.sort(order[wanted:]), np.sort(order[:wanted])

@@ -1,0 +1,133 @@
+"""Which rows are held out and which are learnt from, also where `fit` goes on from an earlier one.
+
+A row that was held out stays held out, and one that was learnt from is never held out later: what
+chooses an epoch, calibrates noise and makes intervals must not have been learnt. Rows are known
+again by a mark of 32 bits, made of their numbers and targets. Should a new row have the mark of an
+old one, it goes where that went, which does no harm.
+"""
+
+import base64
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unbounded.estimators.frames import RawTable, encode
+from unbounded.estimators.rows import (
+    MIN_VALIDATION_ROWS,
+    Array,
+    WeightedRows,
+    is_classes,
+    outweighing,
+    split,
+)
+from unbounded.schema import FileError, record, text
+
+if TYPE_CHECKING:
+    from unbounded.estimators.base import UDNEstimator
+
+Marks = NDArray[np.uint32]
+
+
+class Shares(NamedTuple):
+    """The marks of rows that `fit` has met so far, sorted."""
+
+    held: Marks
+    learnt: Marks
+
+    @classmethod
+    def none(cls) -> "Shares":
+        """Of no rows."""
+        return cls(np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+
+    def add(self, held: Marks, learnt: Marks) -> "Shares":
+        """With further rows; what has once been learnt from is no longer held out."""
+        learnt = np.union1d(self.learnt, learnt)
+        return Shares(np.setdiff1d(np.union1d(self.held, held), learnt), learnt)
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data."""
+        return {
+            name: base64.b64encode(np.asarray(one, "<u4").tobytes()).decode()
+            for name, one in self._asdict().items()
+        }
+
+    @classmethod
+    def from_dict(cls, described: Any, where: str) -> "Shares | None":
+        """What `to_dict` described; None of files without it."""
+        if described is None:
+            return None
+        found = record(dict.fromkeys(cls._fields, text(1 << 30)))(described, where)
+        try:
+            parts = {name: base64.b64decode(one, validate=True) for name, one in found.items()}
+            return cls(**{k: np.frombuffer(v, "<u4").astype(np.uint32) for k, v in parts.items()})
+        except ValueError:
+            raise FileError(f"the field {where} should be marks of rows") from None
+
+
+def saved(estimator: "UDNEstimator") -> dict[str, Any]:
+    """What files of an estimator hold of it, only where a further `fit` is to go on from it."""
+    shares = getattr(estimator, "_shares", None)
+    return {"shares": shares.to_dict()} if shares is not None and estimator.warm_start else {}
+
+
+def learnt_further(estimator: "UDNEstimator", x: Any, y: Array) -> None:
+    """Take note of rows that `partial_fit` has learnt from, for a `fit` that goes on from there."""
+    if not estimator.warm_start:
+        return  # streams of rows without end would be remembered
+    if isinstance(x, RawTable):
+        x = encode(estimator, x.frame)
+    shares = getattr(estimator, "_shares", None) or Shares.none()
+    estimator._shares = shares.add(Shares.none().held, marks(WeightedRows(x, y, np.ones(len(y)))))
+
+
+class Division(NamedTuple):
+    """The rows of a fit, divided."""
+
+    learnt: Array  # indices
+    held: Array  # indices
+    heavy: NDArray[np.bool_]  # of all rows: those that are too heavy to be held out
+    shares: Shares  # of these rows and of those before
+
+
+def divide(
+    rows: WeightedRows, fraction: float, before: Shares | None, rng: np.random.RandomState
+) -> Division:
+    """Hold out a share of the rows.
+
+    Args:
+        rows: merged.
+        fraction: that is held out.
+        before: where rows went in earlier fits that this one goes on from; None for a first one.
+        rng: that chooses among rows that are new.
+    """
+    before, given = before or Shares.none(), marks(rows)
+    heavy = outweighing(rows.weights, 0.0 if is_classes(rows.y) else fraction)
+    learnt = np.isin(given, before.learnt)
+    stays = np.isin(given, before.held) & ~learnt
+    if not fraction > 0 or stays.sum() > len(stays) - 2:  # some must be left to learn from
+        stays[:] = False
+    heavy &= ~stays
+    new = np.flatnonzero(~(heavy | stays | learnt))
+    classes = rows.y[new] if rows.y.ndim == 1 else None
+    least = MIN_VALIDATION_ROWS - int(stays.sum())
+    held = np.union1d(new[split(len(new), fraction, classes, rng, least)[1]], stays.nonzero()[0])
+    if len(held) < MIN_VALIDATION_ROWS:
+        held = held[:0]
+    rest = np.setdiff1d(np.arange(len(given)), held)
+    return Division(rest, held, heavy, before.add(given[held], given[rest]))
+
+
+def marks(rows: WeightedRows) -> Marks:
+    """A number for each row, the same for the same values in every process: `(rows,)`."""
+    x = rows.x if rows.given is None else rows.given
+    columns = rows.y.reshape(len(rows.y), -1)
+    found = np.zeros(len(x), np.uint64)
+    for column in (*x.T, *columns.T):
+        found ^= (column.astype(np.float64) + 0.0).view(np.uint64)  # no −0
+        # The mixing of SplitMix64: every bit of a value changes half of the mark's.
+        found += np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found ^= found >> np.uint64(31)
+    return (found >> np.uint64(32)).astype(np.uint32)
