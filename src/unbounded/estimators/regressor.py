@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators import conformal
 from unbounded.estimators import levels as interval_levels
+from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.calibration import HeldOutPredictions, cautious
 from unbounded.estimators.ensemble import Floats
@@ -58,13 +59,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
                 a share of these; they are never learnt from.
         """
-        go_on = self._goes_on()
-        x, targets = self._check(X, y, reset=not go_on)
-        if not go_on:
-            self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
-        columns = self._coded(targets)
-        weights = check_weights(sample_weight, len(columns))
-        self._train(x, columns, weights, columns.shape[1], eval_set)
+        with attempt(self):
+            go_on = self._goes_on()
+            x, targets = self._check(X, y, reset=not go_on)
+            if not go_on:
+                self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
+            columns = self._coded(targets)
+            weights = check_weights(sample_weight, len(columns))
+            self._train(x, columns, weights, columns.shape[1], eval_set)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
