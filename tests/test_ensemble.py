@@ -3,14 +3,16 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
 
 import unbounded as ub
 from helpers import classes, numbers
-from unbounded import UDNClassifier, UDNRegressor
+from unbounded import UDNClassifier, UDNRegressor, metrics
 from unbounded.likelihoods import Likelihood
+from unbounded.tables import TableModel
 
 QUICK = {"epochs": 12, "patience": None, "random_state": 3, "width": 12}
 
@@ -67,6 +69,26 @@ def test_numbers_are_a_mixture_of_mixtures(regressor):
     low, high = regressor.predict_quantiles(x, [0.05, 0.95])
     assert (low < mean).all()
     assert (mean < high).all()
+
+
+@pytest.mark.parametrize("ensemble", ["deep", "shared"])
+def test_intervals_of_a_table_are_those_of_the_whole_mixture(ensemble):
+    x, y = numbers(120)
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y.numpy().ravel()})
+    options = {**QUICK, "n_members": 3, "ensemble": ensemble, "references": False}
+    options.pop("random_state")
+    model = TableModel.fit(frame, "y", **options, device="cpu")
+    found = model.by_depth(rows := model.encoding.transform_frame(frame))
+    columns = found.columns([], 0.8, False)
+    low, high = model.estimator.predict_quantiles(rows, [0.1, 0.9])
+    np.testing.assert_allclose(columns["lower"], low, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(columns["upper"], high, rtol=1e-6, atol=1e-9)
+    q, means, stds = model.estimator.predict_components(rows)
+    mean, std = model.estimator.predict(rows, return_std=True)
+    np.testing.assert_allclose(q @ means, mean, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(q @ (stds**2 + (means - mean) ** 2), std**2, rtol=1e-6)
+    nll = metrics.mixture_nll(frame.y.to_numpy(), q, means, stds)
+    assert model.evaluate(frame)["nll"] == pytest.approx(nll)
 
 
 @pytest.mark.parametrize("kind", [UDNClassifier, UDNRegressor])

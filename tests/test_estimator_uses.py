@@ -17,9 +17,11 @@ from sklearn.preprocessing import StandardScaler
 
 import unbounded
 from unbounded import UDNClassifier, UDNRegressor
+from unbounded.estimators import further
 from unbounded.estimators.rows import WeightedRows, split
 from unbounded.estimators.shares import Shares, divide
 from unbounded.files import FileError
+from unbounded.likelihoods import FixedNoise
 from unbounded.tables.predictions import ByDepth
 
 SHORT = {"epochs": 2, "width": 8, "random_state": 0, "preset": "paper"}
@@ -176,10 +178,50 @@ def test_warm_start_says_what_does_not_fit(blobs):
     with pytest.raises(ValueError, match=r"trains a network of width \d+ on, width is 99"):
         numbers.set_params(width=99).fit(X, y)
     numbers.set_params(width=SHORT["width"])
+    for name, value in {
+        "preset": "settled",
+        "depth": unbounded.TruncatedPoisson(2.0),
+        "likelihood": unbounded.Gaussian(FixedNoise(0.5)),
+    }.items():
+        before = getattr(numbers, name)
+        with pytest.raises(ValueError, match=f"made with another {name}"):
+            numbers.set_params(**{name: value}).fit(X, y)
+        numbers.set_params(**{name: before}).fit(X, y)
     with pytest.raises(ValueError, match="column 'x1' holds 'one' in row 2: a number was expected"):
         numbers.fit([[1.0, 2.0], [3.0, "one"]], [1.0, 2.0])
     with pytest.raises(ValueError, match="y has 2 targets, 1 before"):
         numbers.fit(X, np.column_stack([y, y]))
+
+
+def test_a_fit_that_fails_changes_nothing(blobs):
+    X, y = blobs
+    names = np.array(["a", "b", "c"])[y]
+    model = UDNClassifier(**SHORT).fit(X, names)
+    before, held = model.predict_proba(X), dict(vars(model))
+    other = pd.DataFrame({"c": names, "x": X[:, 0]})
+    for rows, targets in [(X, np.char.upper(names)), (other, names), (X, np.zeros(90))]:
+        with pytest.raises(ValueError, match=r"epochs|one class"):
+            model.set_params(epochs=0).fit(rows, targets)
+        assert vars(model.set_params(epochs=2)) == held
+    assert np.array_equal(model.predict_proba(X), before)
+    with pytest.raises(ValueError, match="epochs"):
+        (fresh := UDNClassifier(epochs=0)).fit(X, y)
+    assert not hasattr(fresh, "classes_")
+
+
+def test_small_steps_of_partial_fit_take_one_thread(blobs, monkeypatch):
+    seen, usual = [], further.step
+    monkeypatch.setattr(
+        further, "step", lambda *a, **k: seen.append(torch.get_num_threads()) or usual(*a, **k)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        UDNRegressor(**SHORT).partial_fit(*blobs)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 # Evaluation rows

@@ -546,6 +546,22 @@ def test_a_file_gives_the_regressor_back(regressor, friedman, tmp_path):
     loaded.partial_fit(X, y)
 
 
+def test_a_file_keeps_arguments_of_any_plain_type(iris, tmp_path):
+    X, y = iris
+    given = {"class_weight": {0: 1.0, np.int64(1): 5.0, 2: np.float32(0.5)}}
+    given |= {"epochs": np.int64(2), "n_members": np.int64(2), "lr": np.float64(0.01)}
+    model = UDNClassifier(**SHORT | given).fit(X, y)
+    model.save(tmp_path / "model.udn")
+    loaded = UDNClassifier.load(tmp_path / "model.udn")
+    found = {name: getattr(loaded, name) for name in given}
+    assert found == given
+    assert type(found["epochs"]) is int
+    model.set_params(random_state=np.random.RandomState(0))
+    with pytest.warns(UserWarning, match="cannot hold this random_state, a RandomState"):
+        model.save(tmp_path / "model.udn")
+    assert UDNClassifier.load(tmp_path / "model.udn").random_state is None
+
+
 def test_layers_of_your_own_are_passed_in_again(iris, tmp_path):
     X, y = iris
     layers = unbounded.CustomLayers(
@@ -585,6 +601,10 @@ def test_files_that_are_not_whole(classifier, tmp_path):
         lambda e: e["input_scaling"].update(scale=[1.0]),
         lambda e: e["classes"].update(dtype="V8"),
         lambda e: e["arguments"]["plain"].update(colour=1),
+        lambda e: e["arguments"]["plain"].update(lr=[[1]]),
+        lambda e: e["arguments"]["plain"].update(class_weight=[[0, 1.0], [0, 2.0]]),
+        lambda e: e["arguments"]["plain"].update(class_weight=[[0, "x"]]),
+        lambda e: e["arguments"]["plain"].update(class_weight={"0": 1.0}),
         lambda e: e.update(kind="os.system"),
         lambda e: e.update(history=None),
     ],

@@ -218,6 +218,17 @@ def test_numbers_can_be_categories(frame, labels):
 # At prediction
 
 
+@pytest.mark.parametrize("kind", ["named", "typed"])
+def test_dates_can_be_categories(kind, frame, labels):
+    days = frame.day.dt.to_period("Y").dt.to_timestamp()
+    given = frame.assign(day=days if kind == "named" else pd.Categorical(days))
+    chosen = {"categorical_features": ["day"]} if kind == "named" else {}
+    model = UDNClassifier(**SHORT, **chosen).fit(given, labels)
+    assert {row["name"]: row["kind"] for row in model.encoding_.listing()}["day"] == "category"
+    assert min(model.encoding_.encoders["day"].levels).startswith("2020-01-01")
+    assert np.isfinite(model.predict_proba(given)).all()
+
+
 def test_an_unknown_category_is_predicted_all_the_same(fitted, frame):
     new = frame.head(5).assign(city="Lima", grade=pd.Categorical(["z"] * 5))
     probs = fitted.predict_proba(new)

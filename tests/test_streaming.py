@@ -106,6 +106,16 @@ def test_every_row_is_encoded_once_for_one_purpose(folder, temporary):
     assert not list(temporary.glob("unbounded-*")), "the files go with the rows"
 
 
+def test_no_row_on_disk_sees_its_own_target(temporary):
+    random = np.random.default_rng(0)
+    table = pd.DataFrame({"c": random.integers(0, 300, 900), "y": random.normal(size=900)})
+    found = prepare(Table(table), "y", stream=True, category=["c"])
+    x, y = np.load(found.on_disk.x), np.load(found.on_disk.y)
+    means = [name.endswith("(mean of target 1)") for name in found.encoding.feature_names]
+    assert np.array_equal(x, found.train.x)  # all are of the sample
+    assert abs(np.corrcoef(x[:, means].ravel(), y)[0, 1]) < 0.2
+
+
 @pytest.mark.parametrize(("target", "drop"), [("y", "kind"), ("kind", "y")])
 def test_a_model_from_disk_is_a_model(folder, temporary, tmp_path, monkeypatch, target, drop):
     monkeypatch.setattr(sys.modules["unbounded.tables.prepare"], "STREAM_CELLS", 100)

@@ -617,3 +617,10 @@ def test_text_in_a_number_column_of_new_rows_is_named(tmp_path):
         frame.to_csv(tmp_path / "new.csv", index=False)
         with pytest.raises(TableError, match=rf"'age' holds '{bad}' in row 8"):
             encoding.transform_frame(frame_of(Table(tmp_path / "new.csv")))
+
+
+@pytest.mark.parametrize("category", [False, True])
+def test_a_long_text_that_repeats_is_no_identifier(category):
+    table = Table(pd.DataFrame({"a": ["x", "y" * 300_000] * 15}))
+    column = profile(table)["a"].column(category=category)
+    assert (column.kind, column.why) == ("dropped", "texts of more than 65,536 letters")

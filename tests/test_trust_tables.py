@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbounded.estimators import UDNRegressor
+from unbounded.estimators import UDNClassifier, UDNRegressor
 from unbounded.estimators.rows import Scaling, check_weights
 from unbounded.files import FileError
 from unbounded.scaling import moments, standardized
@@ -216,6 +216,18 @@ def test_numbers_near_the_end_of_double_precision():
     assert np.isfinite(scaled).all()
     assert scaled[:, 0].std() == pytest.approx(1)
     assert (np.diff(scaled[:, 1]) > 0).all()
+
+
+@pytest.mark.parametrize("size", [1e160, 1e300])
+def test_huge_numbers_are_predicted_alike_alone_and_together(size):
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    numbers = UDNRegressor(epochs=1, width=8, random_state=0).fit(x, x[:, 0])
+    classes = UDNClassifier(epochs=1, width=8, random_state=0).fit(x, x[:, 0] > 0)
+    for predict in (numbers.predict, numbers.predict_quantiles, classes.predict_proba):
+        alone, together = predict(x[:1] * size), predict(x * size)
+        assert np.isfinite(together).all()
+        rows = together[:1] if len(together) == 100 else together[:, :1]
+        assert alone == pytest.approx(rows, rel=1e-6)
 
 
 def test_a_constant_of_many_digits_does_not_harm_an_estimator():

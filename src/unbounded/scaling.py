@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+FURTHEST = 1e100
+"""Deviations from the mean: a network squares and adds up what it is given, and this has room."""
 _TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -44,13 +46,16 @@ def moments(values: NDArray[Any], weights: NDArray[Any]) -> tuple[Floats, Floats
     return center, np.where(constant, np.maximum(np.abs(center), 1.0), scale)
 
 
-def standardized(values: Any, center: Any, scale: Any) -> Floats:
-    """(values − center) / scale in double precision, also where the difference would overflow."""
+def standardized(values: Any, center: Any, scale: Any, most: float = FURTHEST) -> Floats:
+    """(values − center) / scale in double precision, also where the difference would overflow.
+
+    Beyond ±`most` values are cut off; NaN stays NaN.
+    """
     values = np.asarray(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         result: Floats = (values - center) / scale
-        if not np.isfinite(result).all():
-            # A quarter of each has room; what is still infinite is no number of this column.
+        if not (np.abs(result) <= most).all():
+            # A quarter of each has room.
             again = (values / 4 - np.divide(center, 4)) / np.divide(scale, 4)
-            result = np.where(np.isfinite(result), result, again)
+            result = np.clip(np.where(np.isfinite(result), result, again), -most, most)
     return result

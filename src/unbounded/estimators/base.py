@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +13,6 @@ from sklearn.utils import check_random_state
 
 from unbounded import interrupts
 from unbounded.depth import DepthFamily, TruncatedNormal
-from unbounded.devices import one_thread
 from unbounded.estimators.auto import (
     CLASSES,
     NUMBERS,
@@ -23,7 +21,14 @@ from unbounded.estimators.auto import (
     choose_epochs,
     choose_patience,
 )
-from unbounded.estimators.building import build, check_arguments, check_members, shown
+from unbounded.estimators.building import (
+    build,
+    check_arguments,
+    check_members,
+    made_with,
+    shown,
+    threads,
+)
 from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
 from unbounded.estimators.ensemble import (
     TrainedModels,
@@ -54,8 +59,6 @@ from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import NonFiniteError, preset
 from unbounded.training.callbacks import Callback
-
-_SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -331,10 +334,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             **recipe.fitting(models[0].depth, validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
-        # Threads that have little to do wait for each other, beside other work for very long.
-        states = options["batch_size"] * models[0].likelihood.count
-        small = states * self.width <= _SMALL
-        with one_thread() if small else nullcontext():
+        with threads(self, models[0], options["batch_size"]):
             training = Training.by_fit(models, data, **options)
         if clock.is_over:
             training = training._replace(stopped="time")
@@ -370,6 +370,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.history_, self.best_epoch_, self.stopped_ = run.training
         self.n_iter_ = len(self.history_)
         self._optimizer: torch.optim.Optimizer | None = None
+        self._made_with = made_with(self)
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
         """Rows as numbers; a table that has to be encoded is, by what is learnt from it."""

@@ -2,13 +2,16 @@
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from unbounded.devices import resolve_device
+from unbounded.devices import one_thread, resolve_device
+from unbounded.estimators.nested import arguments
 from unbounded.estimators.pace import quality
 from unbounded.estimators.rows import Array, Scaling, WeightedRows, is_classes, knots, numbers
 from unbounded.estimators.thresholds import find_thresholds
+from unbounded.files import PARTS
 from unbounded.layers import Layers, TableDense
 from unbounded.likelihoods import Members
 from unbounded.likelihoods.members import MOST
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
 
 _MOST_ROWS = 20_000  # more say no more of where quantiles are
+_SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
 ENSEMBLES = ("deep", "shared")
 """Networks of their own, or one whose layers the members share."""
@@ -67,8 +71,34 @@ def check_ensemble(estimator: "UDNEstimator") -> None:
         )
 
 
+def threads(estimator: "UDNEstimator", model: UDN, batch_size: int) -> AbstractContextManager[None]:
+    """One thread where steps are small: with little to do threads wait for each other.
+
+    Beside other work they wait for very long.
+    """
+    states = batch_size * model.likelihood.count
+    return one_thread() if states * estimator.width <= _SMALL else nullcontext()
+
+
+def made_with(estimator: "UDNEstimator") -> dict[str, Any]:
+    """What a network is made of by the arguments, to be compared with later ones.
+
+    Of `width` and the members the network itself tells.
+    """
+    parts = {name: _described(getattr(estimator, name)) for name in PARTS}
+    return {"preset": estimator.preset, **parts}
+
+
+def _described(part: Any) -> Any:
+    """A part as its type and arguments; plain values as they are written."""
+    if part is None or isinstance(part, bool | int | float | str | list | tuple | dict):
+        return repr(part)
+    known = arguments(part)
+    return type(part).__qualname__, {name: _described(value) for name, value in known.items()}
+
+
 def check_members(estimator: "UDNEstimator") -> None:
-    """A ValueError if the models that are trained on are of another ensemble or width."""
+    """A ValueError if the models that are trained on are not what the arguments say now."""
     found = [model.likelihood.count for model in estimator.members_]
     shared = estimator.ensemble == "shared"
     wanted = [estimator._sharing] if shared else [1] * estimator._count
@@ -81,6 +111,14 @@ def check_members(estimator: "UDNEstimator") -> None:
     if estimator.layers is None and width != estimator.width:
         raise ValueError(
             f"warm_start trains a network of width {width} on, width is {estimator.width}"
+        )
+    # A file does not tell what the parts were before training.
+    before = getattr(estimator, "_made_with", None) or made_with(estimator)
+    other = [name for name, value in made_with(estimator).items() if value != before[name]]
+    if other:
+        raise ValueError(
+            f"warm_start trains a network on that was made with another {other[0]}: leave it as "
+            "it was, or set warm_start to False for a new network"
         )
 
 

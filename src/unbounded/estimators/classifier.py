@@ -9,6 +9,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 
+from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
@@ -59,19 +60,20 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
             eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
                 a share of these; they are never learnt from.
         """
-        go_on = self._goes_on()
-        x, labels = self._check(X, y, reset=not go_on)
-        if not go_on:
-            self._begin(labels)
-        codes = self._coded(labels)
-        weights = self._weights(sample_weight, labels)
-        present = np.unique(codes[weights > 0])
-        if not self._num_labels and len(present) < 2:
-            raise ValueError(
-                f"the labels hold one class ({self.classes_.tolist()[present[0]]!r}), "
-                "at least two classes are needed"
-            )
-        self._train(x, codes, weights, len(self.classes_), eval_set)
+        with attempt(self):
+            go_on = self._goes_on()
+            x, labels = self._check(X, y, reset=not go_on)
+            if not go_on:
+                self._begin(labels)
+            codes = self._coded(labels)
+            weights = self._weights(sample_weight, labels)
+            present = np.unique(codes[weights > 0])
+            if not self._num_labels and len(present) < 2:
+                raise ValueError(
+                    f"the labels hold one class ({self.classes_.tolist()[present[0]]!r}), "
+                    "at least two classes are needed"
+                )
+            self._train(x, codes, weights, len(self.classes_), eval_set)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:

@@ -1,5 +1,6 @@
 """Fitted estimators as files: the model's safetensors file with the rest in its header, as data."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from unbounded.schema import (
 from unbounded.tables.encoding import Encoding
 from unbounded.training import History
 
-_PLAIN = bool | int | float | str | None
 _PLAIN_ATTRIBUTES = ("best_epoch", "n_iter", "stopped", "n_rows_seen")  # without the last _
 
 _AUTO = either(choice("auto"), whole(1))
@@ -49,7 +49,7 @@ _DESCRIBED = record(
         "kind": choice("UDNClassifier", "UDNRegressor"),
         "arguments": record(
             {
-                "plain": mapping(_VALUE),
+                "plain": mapping(anything),  # `_check_arguments` looks at them
                 "parts": list_of(choice(*files.PARTS), most=len(files.PARTS)),
             }
         ),
@@ -66,8 +66,19 @@ _DESCRIBED = record(
     {"encoding": optional(Encoding.from_dict)},  # files of earlier versions have none
     others=anything,  # the targets, of which the estimator itself knows
 )
+
+
+def _weights(value: Any, where: str) -> dict[Any, float]:
+    """The weights of classes, from pairs: JSON has no keys but texts."""
+    pairs = list_of(list_of(_SINGLE, least=2, most=2))(value, where)
+    found = {key: real()(weight, where) for key, weight in pairs}
+    if len(found) < len(pairs):
+        raise FileError(f"the field {where} names a class twice")
+    return found
+
+
 _ARGUMENTS = {"epochs": _AUTO, "batch_size": _AUTO, "patience": optional(_AUTO)}
-_ARGUMENTS |= {"n_members": _AUTO}
+_ARGUMENTS |= {"n_members": _AUTO, "class_weight": either(choice(None), text(1000), _weights)}
 _WHERE = "extra.estimator"
 
 
@@ -120,7 +131,8 @@ def load(path: str | Path | Contents, *, device: Any = "auto", **parts: Any) -> 
     with files.rebuilding(contents, "does not describe an estimator this version can build"):
         described = _DESCRIBED(contents.extra["estimator"], _WHERE)
         estimator = kinds[described["kind"]]()
-        _check_arguments(described["arguments"]["plain"], estimator)
+        arguments = described["arguments"]
+        arguments["plain"] = _check_arguments(arguments["plain"], estimator)
     members = files.load_all(contents, device=resolve_device(device), **parts)
     with files.rebuilding(contents, "does not describe an estimator this version can build"):
         _fill(estimator, described, members, device)
@@ -166,14 +178,16 @@ def _given(model: Any, part: str) -> Any:
     return model.likelihood.single if part == "likelihood" else getattr(model, part)
 
 
-def _check_arguments(plain: dict[str, Any], estimator: UDNEstimator) -> None:
+def _check_arguments(plain: dict[str, Any], estimator: UDNEstimator) -> dict[str, Any]:
     """Arguments of the constructor, each with a value that it could have had."""
     known = set(estimator.get_params(deep=False)) - {*files.PARTS, "device"}
+    found = {}
     for name, value in plain.items():
         where = f"{_WHERE}.arguments.plain.{name[:60]}"
         if name not in known:
             raise FileError(f"the field {where} is not known to this version")
-        _ARGUMENTS.get(name, anything)(value, where)
+        found[name] = _ARGUMENTS.get(name, _VALUE)(value, where)
+    return found
 
 
 def _check_inputs(layers: Any, columns: int) -> None:
@@ -190,12 +204,33 @@ def _is_odd(value: Any) -> bool:
 
 
 def _arguments(estimator: UDNEstimator) -> dict[str, Any]:
-    """The constructor's arguments that are plain data, and the names of the parts given."""
+    """The constructor's arguments as plain data, and the names of the parts given.
+
+    What a file cannot hold, such as a generator of random numbers, is left out with a warning.
+    """
     values = estimator.get_params(deep=False)
     parts = [name for name in files.PARTS if values.pop(name) is not None]
     values.pop("device")
-    chosen = values["categorical_features"]
-    if chosen is not None and not isinstance(chosen, str):
-        values["categorical_features"] = np.asarray(chosen).tolist()
-    plain = {k: v for k, v in values.items() if isinstance(v, _PLAIN | list)}
+    plain = {}
+    for name, value in values.items():
+        found = _plain(value)
+        try:
+            _ARGUMENTS.get(name, _VALUE)(found, name)
+        except FileError:
+            default = type(estimator)().get_params(deep=False)[name]
+            told = f"a file cannot hold this {name}, a {type(value).__name__}"
+            warnings.warn(f"{told}: it will be {default!r} when it is read", stacklevel=4)
+        else:
+            plain[name] = found
     return {"plain": plain, "parts": parts}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as Python's, tuples as lists, and dicts as lists of pairs."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return [[_plain(key), _plain(item)] for key, item in value.items()]
+    return value

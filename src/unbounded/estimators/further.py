@@ -6,7 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from unbounded.estimators.auto import choose_batch_size
-from unbounded.estimators.building import check_arguments, shown
+from unbounded.estimators.building import check_arguments, shown, threads
 from unbounded.estimators.ensemble import TrainedModels, Training
 from unbounded.estimators.rows import Array, WeightedRows, merge
 from unbounded.steps.batches import batches
@@ -45,15 +45,17 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
     order = torch.Generator().manual_seed(estimator.n_rows_seen_)
     model.train()
     try:
-        for batch in batches(
-            scalings.tensors(rows, model),
-            model,
-            what="training",
-            batch_size=batch_size,
-            generator=order,
-        ):
-            given = (batch.x, batch.y, estimator.n_rows_seen_)
-            step(model, estimator._optimizer, *given, weights=batch.weights, at=" in partial_fit")
+        with threads(estimator, model, batch_size):
+            for batch in batches(
+                scalings.tensors(rows, model),
+                model,
+                what="training",
+                batch_size=batch_size,
+                generator=order,
+            ):
+                given = (batch.x, batch.y, estimator.n_rows_seen_)
+                place = " in partial_fit"
+                step(model, estimator._optimizer, *given, weights=batch.weights, at=place)
     finally:
         model.eval()
         estimator._judge(None)  # what held-out rows have said is of another model

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from unbounded.estimators import conformal
 from unbounded.estimators import levels as interval_levels
+from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.calibration import HeldOutPredictions, cautious
 from unbounded.estimators.ensemble import Floats
@@ -59,13 +60,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             eval_set: further rows, (X, y), that choose the best epoch and the depth in place of
                 a share of these; they are never learnt from.
         """
-        go_on = self._goes_on()
-        x, targets = self._check(X, y, reset=not go_on)
-        if not go_on:
-            self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
-        columns = self._coded(targets)
-        weights = check_weights(sample_weight, len(columns))
-        self._train(x, columns, weights, columns.shape[1], eval_set)
+        with attempt(self):
+            go_on = self._goes_on()
+            x, targets = self._check(X, y, reset=not go_on)
+            if not go_on:
+                self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
+            columns = self._coded(targets)
+            weights = check_weights(sample_weight, len(columns))
+            self._train(x, columns, weights, columns.shape[1], eval_set)
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -157,10 +159,31 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
 
         The first axis goes over `depths_`. With `return_std` also the standard deviation of the
         noise that each depth sees, of the same shape: with `depth_probs_` they are the whole
-        predictive mixture, as `unbounded.metrics` takes it.
+        predictive mixture of one network, as `unbounded.metrics` takes it. Of several members
+        they are the moments of each depth; `predict_components` has the mixture itself.
         """
         mean, std = self._in_units(map(self._components, self._member_predictions(X)), 1)
         return (mean, std) if return_std else mean
+
+    def predict_components(self, X: Any) -> tuple[Floats, Floats, Floats]:
+        """The Gaussians that predictions are a mixture of, one for each depth of each member.
+
+        Their probabilities `(component,)`, means and standard deviations, both `(component, rows)`
+        or `(component, rows, target)`, as `unbounded.metrics` takes them.
+        """
+        return self._both(X)[1]
+
+    def _both(self, X: Any) -> tuple[list[Floats], tuple[Floats, Floats, Floats]]:
+        """What `predict_by_depth` and `predict_components` give, by one pass."""
+        by_depth, components = [], []
+        probs = np.ones(0)
+        for members in self._member_predictions(X):
+            mixture: Any = members[0] if len(members) == 1 else combine(members)
+            probs = mixture.depth_log_probs.double().softmax(0).cpu().numpy()
+            by_depth.append(self._components(members))
+            components.append([part.cpu().numpy() for part in mixture.components()])
+        means, stds = self._in_units(components, 1)
+        return self._in_units(by_depth, 1), (probs, means, stds)
 
     def _components(self, members: Sequence[Any]) -> list[Floats]:
         """The means and the noise of each depth; of several members, those of their mixture."""

@@ -117,6 +117,7 @@ class Profile:
         self.text: tuple[int, str] | None = None  # the first that is no number
         self.levels: Counter[str] | None = Counter()
         self.repeats = False
+        self.is_long = False  # holds a text that nobody names a category by
         self.formats: list[str] | None = None  # that read every date so far
         self.days = (math.inf, -math.inf)
 
@@ -186,9 +187,7 @@ class Profile:
         if self.levels is None:
             return
         counts = read.level_counts(series, kind)
-        if max(map(len, counts), default=0) > LONGEST_TEXT:
-            self.levels = None  # nobody names a category so
-            return
+        self.is_long = max(map(len, counts), default=0) > LONGEST_TEXT
         if self.levels:
             for name, count in counts.items():
                 self.levels[name] += count
@@ -196,7 +195,7 @@ class Profile:
             self.levels = Counter(counts)
         # Once something is there twice it stays so; how often no longer matters.
         self.repeats = self.repeats or self.present > len(self.levels)
-        if len(self.levels) > TRACKED:
+        if self.is_long or len(self.levels) > TRACKED:
             self.levels = None
 
     def column(self, *, category: bool = False, keep: bool = False) -> Column:
@@ -230,7 +229,7 @@ class Profile:
             if not keep and self._is_identifier():
                 return found("dropped", "an identifier: every value differs")
             return found("number", low=self.low, high=self.high)
-        if self.kinds == {"date"} or (self.is_date and not category):
+        if self.is_date and not category:
             format = self.formats[0] if self.formats else read.ISO
             why = read.both_orders(self.formats or [])
             return found("date", why, low=self.days[0], high=self.days[1], format=format)
@@ -243,7 +242,7 @@ class Profile:
         if why:
             return found("text") if self.missing else found("dropped", why)
         if distinct is None:
-            return found("dropped", f"more than {TRACKED:,} different texts")
+            return found("dropped", self._long or f"more than {TRACKED:,} different texts")
         return found("category", numeric=read.are_numbers(self.levels or ()))
 
     def check_text(self) -> None:
@@ -264,8 +263,14 @@ class Profile:
             return False
         return (_ID.search(self.name) or _ID_CAMEL.search(self.name)) is not None
 
+    @property
+    def _long(self) -> str:
+        return f"texts of more than {LONGEST_TEXT:,} letters" if self.is_long else ""
+
     def _why_text(self) -> str:
-        """Why texts that hardly repeat are of no use; empty if they do repeat."""
+        """Why texts that hardly repeat, or are very long, are of no use; empty if they are."""
+        if self.repeats and self.is_long:
+            return self._long
         if not self.repeats and self.present >= _UNIQUE_FROM:
             return "an identifier: every value differs"
         distinct = TRACKED + 1 if self.levels is None else len(self.levels)

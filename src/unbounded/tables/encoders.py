@@ -128,7 +128,7 @@ class Scale:
             spread = min(float(np.ldexp(spread, unit)), sys.float_info.max)
         if not spread > 0:
             return cls(centre=centre, spread=max(abs(centre), 1.0))
-        z = np.minimum(np.abs(standardized(x, centre, spread)), _HUGE)
+        z = np.abs(standardized(x, centre, spread, _HUGE))
         heavy = bool(z.max() > 12 or np.quantile(z, 0.99) > 6)
         first = cls(centre, spread, heavy, limit=math.inf)
         t = first.transform(x)
@@ -141,7 +141,7 @@ class Scale:
     def transform(self, values: Floats) -> Floats:
         """Encoded numbers `(rows,)`; what is missing becomes the median."""
         x = np.where(np.isnan(values), self.centre, values)
-        z = np.clip(standardized(x, self.centre, self.spread), -_HUGE, _HUGE)
+        z = standardized(x, self.centre, self.spread, _HUGE)
         t = np.arcsinh(z) if self.heavy else z
         return np.clip((t - self.mean) / self.sd, -self.limit, self.limit)
 

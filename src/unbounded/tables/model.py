@@ -405,8 +405,9 @@ class TableModel:
         probs = estimator.depth_probs_[estimator.depths_ - 1]
         if self.target.is_classes:
             return ByDepth(probs, estimator.predict_by_depth(x), None)
-        means, scales = estimator.predict_by_depth(x, return_std=True)
-        return ByDepth(probs, means, scales, estimator.levels_[0])
+        (means, scales), mixture = estimator._both(x)
+        whole = mixture if len(mixture[0]) > len(probs) else None
+        return ByDepth(probs, means, scales, estimator.levels_[0], whole)
 
     def chunks(
         self, table: Table, what: str = "reading", progress: bool = False

@@ -22,6 +22,15 @@ class ByDepth(NamedTuple):
     values: Floats
     scales: Floats | None
     levels: "Levels | None" = None  # what levels of a number's mixture hold; None: what they say
+    whole: tuple[Floats, Floats, Floats] | None = None
+    """Of several members, probabilities, means and scales of a number's whole mixture: at one depth
+    members differ, and `scales` have the moments alone."""
+
+    @property
+    def components(self) -> tuple[Floats, Floats, Floats]:
+        """A number's mixture, as `unbounded.metrics` takes it: probabilities, means and scales."""
+        assert self.scales is not None
+        return self.whole or (self.depth_probs, self.values, self.scales)
 
     @property
     def mixture(self) -> Floats:
@@ -70,8 +79,7 @@ class ByDepth(NamedTuple):
             tails = np.array([(1 - interval) / 2, (1 + interval) / 2])
             if factor is None:
                 tails = tails if self.levels is None else self.levels.nominal(tails)
-                mixture = self.depth_probs, self.values, self.scales
-                ends = metrics.mixture_quantile(tails.tolist(), *mixture)
+                ends = metrics.mixture_quantile(tails.tolist(), *self.components)
             else:
                 ends = self.mixture + np.array([[-factor], [factor]]) * self.total()
             columns["lower"], columns["upper"] = ends

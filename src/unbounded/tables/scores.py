@@ -61,7 +61,7 @@ class ScoreCollector:
             right = found.values.argmax(2) == y.astype(np.int64)
             self._by_depth.append((right.sum(1), len(y)))
         else:
-            mixture = (found.depth_probs, found.values, found.scales)
+            mixture = found.components
             part["pit"] = metrics.mixture_cdf(y, *mixture)
             if found.levels is not None:
                 part["pit"] = found.levels.actual(part["pit"])

@@ -196,7 +196,7 @@ def prepare_on_disk(
     found = giveaways(store, chosen, target)
     sample = Examples(x, store.y)
     del store
-    spool, held_out = _encode(table, target, encoding, split, bounds, progress)
+    spool, held_out = _encode(table, target, encoding, sample.x, split, bounds, progress)
     return PreparedTable(table, target, encoding, sample.y, sample, held_out, found, spool)
 
 
@@ -204,10 +204,12 @@ def _encode(
     table: Table,
     target: Target,
     encoding: Encoding,
+    sample: Matrix,
     split: Split,
     bounds: tuple[float, float],
     progress: bool,
 ) -> tuple[SpooledRows, Examples]:
+    """Encode all rows, those of the sample as the encoding's fit gave them: `sample`."""
     features, dealer = len(encoding.feature_names), split.dealer()
     spool = SpooledRows(split, features, bounds)
     kept: dict[int, list[tuple[Matrix, Floats]]] = {_VALIDATION: [], _HELD_OUT: []}
@@ -216,12 +218,18 @@ def _encode(
         _Writer(spool.y, (split.num_train,), np.float64),
     )
     names = [column.name for column in encoding.used] + [target.name]
+    done = 0
     try:
         with progress_bar(progress, "encoding", table.num_rows) as count:
             for start, frame in table.chunks(names, progress=count):
                 y, purposes = _purposes(target, frame, start, dealer)
                 x = encoding.transform_frame(frame, start)
-                learnt = (purposes == _SAMPLE) | (purposes == _TRAIN)
+                # Means of the target to which a row contributed would give its own target away.
+                sampled = purposes == _SAMPLE
+                size = int(sampled.sum())
+                x[sampled] = sample[done : done + size]
+                done += size
+                learnt = sampled | (purposes == _TRAIN)
                 files[0].add(x[learnt])
                 files[1].add(y[learnt])
                 for purpose, parts in kept.items():

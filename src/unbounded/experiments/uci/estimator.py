@@ -35,8 +35,7 @@ def score(data: UCISet, plan: "UCISettings", split: int, model: UDNRegressor) ->
     """
     test = data.masks(plan.kind)[split]
     x, y = data.x[test], data.y[test]
-    means, scales = model.predict_by_depth(x, return_std=True)
-    found = scores.Mixture(model.depth_probs_[model.depths_ - 1], means, scales)
+    found = scores.Mixture(*model.predict_components(x))
     row = scores.score(found.widened(1.0, rounding(data.y[~test])), y)
     tails = np.array([(1 + sign * level) / 2 for level in scores.LEVELS for sign in (-1, 1)])
     ends = model.predict_quantiles(x, tails.tolist())
