@@ -446,6 +446,16 @@ def _grads_of_two_passes(x, y):
     return found
 
 
+@pytest.mark.parametrize("name", ["rotary", "learnt"])
+def test_dropout_leaves_the_first_weights_of_a_seed(name):
+    nets = [model(**VARIANTS[name], dropout=dropout) for dropout in (0.0, 0.5)]
+    without, dropping = (dict(net.named_parameters()) for net in nets)
+    assert without.keys() == dropping.keys()
+    assert all(torch.equal(without[key], dropping[key]) for key in without)
+    salts = {m.salt.item() for m in nets[1].modules() if hasattr(m, "salt")}
+    assert len(salts) == 2 * nets[1].network.num_layers + 1
+
+
 def test_a_sequence_drops_the_same_channels_at_all_times(tmp_path):
     net = model(ub.FixedDepth(2), dropout=0.5)
     x = tokens(6, 9)
@@ -507,6 +517,10 @@ def test_short_integers_are_tokens(kind):
     assert all(torch.equal(net.predict(short).log_probs, expected) for net in nets)
     written = nets[0].generate(x[:2], 3, temperature=0).tokens
     assert torch.equal(nets[1].generate(short[:2], 3, temperature=0).tokens, written)
+    net = model(**VARIANTS["learnt"])
+    places = torch.arange(x.shape[1]).expand_as(x)
+    expected = net.predict((x, None, places)).log_probs
+    assert torch.equal(net.predict((x, None, places.to(short.dtype))).log_probs, expected)
     with pytest.raises(ValueError, match="tokens must be in 0 … 6"):
         nets[0].predict(short.to(torch.int64).add(V).to(short.dtype))
 
@@ -583,6 +597,14 @@ BAD = {
     "an input has the parts": lambda x, y: ({"token": x}, y),
     "learnt positions are integers": lambda x, y: ((x, None, x.double()), y),
     r"tokens must be integers of shape .* of torch.bool": lambda x, y: (x > 2, y),
+    r"all targets of row 3 are ignored \(-100\): leave": lambda x, y: (
+        x,
+        y.index_fill(0, torch.tensor([3]), -100),
+    ),
+    "token targets must be integers .* of bool": lambda x, y: (x, y > 2),
+    "token targets must be integers .* of complex64": lambda x, y: (x, y.to(torch.complex64)),
+    "sequences without any token": lambda x, y: (x[:, :0], y[:, :0]),
+    "gave a batch without rows": lambda x, y: (ub.Stream([(x[:0], y[:0])], 1, 9), None),
     "a Stream brings its own targets": lambda x, y: (ub.Stream(lambda _: (x, y), 1, 9), y),
 }
 
@@ -596,6 +618,22 @@ def test_bad_input_is_one_clear_error(words):
     with pytest.raises(ValueError, match=words) as caught:
         ub.fit(net, x, y, epochs=1, batch_size=8, progress=False)
     assert "\n" not in str(caught.value)
+
+
+def test_bad_input_of_a_prediction_is_one_clear_error():
+    net, x = model(), tokens()
+    mask, far = torch.ones_like(x).bool(), torch.zeros(x.shape)
+    far[1, 2] = math.inf
+    for given, words in (
+        (x.tolist(), "tokens must be a tensor, got list"),
+        (None, "tokens must be a tensor, got NoneType"),
+        ((x, mask.numpy()), "the mask must be a tensor, got ndarray"),
+        ((x, None, far), "positions must be finite"),
+        ((x, None, far - far), "positions must be finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            net.predict(given)
+    assert net.predict(x[:0]).log_probs.shape == (0, 9, V)
 
 
 def test_sequences_end_where_positions_do():

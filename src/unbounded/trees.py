@@ -113,3 +113,8 @@ def extent(tree: Tree) -> tuple[int, ...]:
     part = first(tree)
     shape = tuple(part.shape)
     return shape if part.is_floating_point() or len(shape) < 2 else (*shape, 1)
+
+
+def are_integers(numbers: Tensor) -> bool:
+    """Whether a tensor is of integers, of any length."""
+    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)

@@ -129,11 +129,15 @@ class TransformerLayers(Layers):
 
     def hidden(self, depth: int) -> nn.Module:
         """Tokens, or `(batch, time, width)`, → `(batch, time, width)`."""
-        block = Block(self.width, self.heads, self.expansion, self.dropout)
-        if depth > 1:
-            return block
-        places = self.max_length if self.positions == "learnt" else None
-        return FirstBlock(Embedding(self.vocabulary, self.width, places), block, self.dropout)
+        block = Block(self.width, self.heads, self.expansion)
+        layer: Block | FirstBlock = block
+        if depth == 1:
+            places = self.max_length if self.positions == "learnt" else None
+            layer = FirstBlock(Embedding(self.vocabulary, self.width, places), block)
+        if self.dropout:  # drawn last: weights are those of a network without
+            for part in dict.fromkeys((block, layer)):
+                part.leave_out(self.dropout)
+        return layer
 
     def head(self, depth: int) -> nn.Module:
         """`(batch, time, width)` → `(batch, time, out_features)`."""
@@ -168,6 +172,8 @@ class TransformerLayers(Layers):
             positions = torch.arange(start, start + time, device=tokens.device)[None]
             if mask is not None and mask.dim() == 2:
                 positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+        elif trees.are_integers(positions):
+            positions = _embeddable(positions)
         waves = None
         if self.positions == "rotary":
             waves = _waves(positions, self.width // self.heads)
@@ -188,12 +194,10 @@ class TransformerLayers(Layers):
     def check_inputs(self, x: trees.Tree) -> None:
         """Integer tokens `(batch, time)` of the vocabulary, positions that there are."""
         tokens, mask, positions = _parts(x)
-        if not isinstance(tokens, Tensor) or not _counts(tokens) or tokens.dim() != 2:
-            raise ValueError(
-                "tokens must be integers of shape (rows, time), got "
-                f"{tuple(tokens.shape)} of {tokens.dtype}"
-            )
         _check_shapes(tokens, mask, positions)
+        if not trees.are_integers(tokens):
+            shown = f"{tuple(tokens.shape)} of {tokens.dtype}"
+            raise ValueError(f"tokens must be integers of shape (rows, time), got {shown}")
         if not tokens.numel():
             return
         tokens = _embeddable(tokens)
@@ -201,8 +205,12 @@ class TransformerLayers(Layers):
         if low < 0 or high >= self.vocabulary:
             raise ValueError(f"tokens must be in 0 … {self.vocabulary - 1}, got {low} … {high}")
         if positions is not None and positions.numel():
-            if self.positions == "learnt" and not _counts(positions):
+            whole = trees.are_integers(positions)
+            if self.positions == "learnt" and not whole:
                 raise ValueError(f"learnt positions are integers, got {positions.dtype}")
+            positions = _embeddable(positions) if whole else positions
+            if positions.is_complex() or not positions.isfinite().all():
+                raise ValueError("positions must be finite numbers")
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or (self.max_length is not None and high >= self.max_length):
                 last = "" if self.max_length is None else f" and below {self.max_length}"
@@ -259,15 +267,20 @@ class Block(nn.Module):
 
     takes_context = True
 
-    def __init__(self, width: int, heads: int, expansion: int, dropout: float = 0.0):
+    def __init__(self, width: int, heads: int, expansion: int):
         super().__init__()
         self.heads = heads
-        self.drop1, self.drop2 = _dropout(dropout), _dropout(dropout)
+        self.drop1: nn.Module = nn.Identity()
+        self.drop2: nn.Module = nn.Identity()
         self.norm1, self.norm2 = Norm(width), Norm(width)
         self.attend = _linear(width, 3 * width)
         self.out = _linear(width, width, zero=True)
         self.up = _linear(width, expansion * width)
         self.down = _linear(expansion * width, width, zero=True)
+
+    def leave_out(self, share: float) -> None:
+        """Drop channels of what attention and perceptron add."""
+        self.drop1, self.drop2 = ChannelDropout(share, dim=-1), ChannelDropout(share, dim=-1)
 
     def forward(self, state: Tensor, context: SequenceContext) -> Tensor:
         """`(batch, time, width)` → `(batch, time, width)`."""
@@ -292,10 +305,14 @@ class FirstBlock(nn.Module):
 
     takes_context = True
 
-    def __init__(self, embedding: Embedding, block: Block, dropout: float = 0.0):
+    def __init__(self, embedding: Embedding, block: Block):
         super().__init__()
         self.embedding, self.block = embedding, block
-        self.drop = _dropout(dropout)
+        self.drop: nn.Module = nn.Identity()
+
+    def leave_out(self, share: float) -> None:
+        """Drop channels of the embedding."""
+        self.drop = ChannelDropout(share, dim=-1)
 
     def forward(self, input: Any, context: SequenceContext) -> Tensor:
         """What the context says of the tokens → `(batch, time, width)`."""
@@ -355,11 +372,6 @@ class HeadsTogether:
         return found.unflatten(1, each.shape[1:3])
 
 
-def _dropout(share: float) -> nn.Module:
-    """Of the last dimension; without a share nothing is drawn at birth and nothing is left out."""
-    return ChannelDropout(share, dim=-1) if share else nn.Identity()
-
-
 def _linear(inputs: int, outputs: int, *, zero: bool = False) -> nn.Linear:
     linear = nn.Linear(inputs, outputs, bias=False)
     if zero:
@@ -386,6 +398,10 @@ def _parts(x: trees.Tree) -> tuple[Tensor, Tensor | None, Tensor | None]:
 
 def _check_shapes(tokens: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
     """By shapes alone, so that nothing is read from the device."""
+    named = {"tokens": tokens, "the mask": mask, "positions": positions}
+    for name, part in named.items():
+        if not (isinstance(part, Tensor) or (part is None and name != "tokens")):
+            raise ValueError(f"{name} must be a tensor, got {type(part).__name__}")
     if tokens.dim() != 2:
         raise ValueError(f"tokens must have shape (rows, time), got {tuple(tokens.shape)}")
     rows, time = tokens.shape
@@ -400,14 +416,9 @@ def _check_shapes(tokens: Tensor, mask: Tensor | None, positions: Tensor | None)
         raise ValueError(f"positions must have shape {(rows, time)}, got {tuple(positions.shape)}")
 
 
-def _counts(numbers: Tensor) -> bool:
-    """Whether they are integers."""
-    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-
-
-def _embeddable(tokens: Tensor) -> Tensor:
-    """As an embedding takes them: no shorter ones, and none without a sign."""
-    return tokens if tokens.dtype in (torch.int64, torch.int32) else tokens.long()
+def _embeddable(numbers: Tensor) -> Tensor:
+    """Integers as an embedding takes them: no shorter ones, and none without a sign."""
+    return numbers if numbers.dtype in (torch.int64, torch.int32) else numbers.long()
 
 
 def _waves(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unbounded import trees
 from unbounded.likelihoods.base import Likelihood, Prediction
 
 IGNORED = -100
@@ -124,11 +125,13 @@ class Tokens(Likelihood):
 
     def check_targets(self, y: Tensor) -> Tensor:
         """Integers in 0 … V−1, or −100, some of which count: `(rows, time)`."""
-        if y.dim() != 2 or y.is_floating_point():
+        if y.dim() != 2 or not trees.are_integers(y):
             raise ValueError(
                 f"token targets must be integers of shape (rows, time), got {tuple(y.shape)} of "
                 f"{str(y.dtype).removeprefix('torch.')}"
             )
+        if not y.shape[1]:
+            raise ValueError("token targets are of sequences without any token")
         y = y.long()
         counted = y[y != self.ignored]
         if y.numel() and not counted.numel():
@@ -146,9 +149,10 @@ class Tokens(Likelihood):
         """Every row must have a target that counts: else a batch could be without."""
         empty = (y == self.ignored).all(-1).nonzero()
         if len(empty):
+            others = f", and of {len(empty) - 1} more" if len(empty) > 1 else ""
             raise ValueError(
-                f"all targets of row {int(empty[0, 0])} are ignored ({self.ignored}), and of "
-                f"{len(empty) - 1} more: leave such rows out"
+                f"all targets of row {int(empty[0, 0])} are ignored ({self.ignored}){others}: "
+                "leave such rows out"
             )
 
     def check_outputs(self, outputs: Tensor, y: Tensor | None = None) -> None:

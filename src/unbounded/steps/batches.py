@@ -187,6 +187,8 @@ def checked_item(item: Any, model: "UDN", giver: str, *, values: bool = True) ->
             f"got {type(item).__name__} of {len(item) if hasattr(item, '__len__') else '?'}"
         )
     x, y = item[0], as_tensor(item[1], "targets")
+    if y.shape[:1] == (0,):
+        raise ValueError(f"{giver} gave a batch without rows")
     if values:
         x, y = as_inputs(x, model), model.likelihood.check_targets(y)
     weights = as_tensor(item[2], "weights") if len(item) == 3 else None
