@@ -95,6 +95,9 @@ def test_names_of_columns():
         (y + 1j, "complex"),
         (pl.Series("day", [datetime.date(2020, 1, 1)] * ROWS), "'day' holds dates"),
         (pd.Series(again(1, "a"), name="kind", dtype=object), "'kind' holds"),
+        (again(1, "a"), r"y holds values of several types \(int, str\)"),
+        (again("a", "b", np.nan), "y has no value in row 3"),
+        (np.where(y > 1, np.inf, 1.0), "y holds inf in row"),
     ],
     ids=str,
 )

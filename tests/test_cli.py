@@ -604,6 +604,12 @@ def test_arguments_that_cannot_work(tmp_path, capsys):
         (("--target", "y", "--task", "clustering"), "invalid choice"),
         (("--target", "y", "--drop", "z"), "no column 'z'"),
         (("--target", "y", "--drop", "y"), "names the target"),
+        (("--target", "y", "--category", "y"), "--category names the target"),
+        (("--target", "y", "--keep", "x", "--drop", "x"), "keep and drop both name 'x'"),
+        (("--target", "y", "--max-rows", "4"), "at least 10"),
+        (("--target", "y", "--held-out", "0.9"), "2 rows to learn from of 2 classes are too few"),
+        (("--target", "y", "--refit", "--stream"), "--refit trains on all rows in memory"),
+        (("--target", "y", "--seed", "99999999999999"), "from 0 to 2,147,483,647"),
         (("--target", "y", "--epochs", "0"), "at least 1"),
         (("--target", "y", "--held-out", "1"), "below 1"),
         (("--target", "y", "--lr", "nan"), "positive"),
@@ -721,6 +727,8 @@ def test_new_tables_that_do_not_fit_the_model(files, tmp_path, capsys):
         return fails(capsys, command, files / "number.udn", path, *arguments, "--out", out)
 
     assert "lacks the column 'x'" in said(new.drop(columns="x"))
+    assert "'price'" not in said(new.drop(columns="x").assign(price=1))
+    assert "ask for a smaller interval" in said(new, "--conformal", "--interval", "0.999")
     assert "'town', 'day'" in said(new.drop(columns=["town", "day"]))
     assert "'x' holds 'tall' in row 1" in said(new.assign(x="tall"))
     assert "'x' holds 'inf' in row 1" in said(new.assign(x=np.inf))

@@ -214,3 +214,6 @@ def test_fit_warns_of_a_giveaway(tmp_path, capsys):
     frame.assign(y=number, copy=2 * number).to_csv(path, index=False)
     assert main(["fit", str(path), "--target", "y", "--out", str(tmp_path / "m"), *QUICK]) == 0
     assert "unbounded: column 'copy' tells the target all by itself" in capsys.readouterr().err
+    words = ["fit", str(path), "--target", "y", "--out", str(tmp_path / "q"), *QUICK, "-q"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""

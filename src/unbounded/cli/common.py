@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unbounded import atomic
 from unbounded.printing import one_line, show, show_json
 from unbounded.tables import Table
+from unbounded.tables.prepare import MIN_ROWS
 from unbounded.tables.text import to_json
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     words = "print one JSON document on standard output"
     group.add_argument("--json", action="store_true", help=words)
-    group.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+    words = "say nothing but errors and warnings"
+    group.add_argument("-q", "--quiet", action="store_true", help=words)
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,7 +191,9 @@ def _number(kind: Any, test: Callable[[Any], bool], expected: str) -> Callable[[
 
 
 positive = _number(int, lambda v: v >= 1, "a whole number of at least 1")
-not_negative = _number(int, lambda v: 0 <= v < 2**31, "a whole number of at least 0")
+row_count = _number(int, lambda v: v >= MIN_ROWS, f"a whole number of at least {MIN_ROWS}")
+_SEED = "a whole number from 0 to 2,147,483,647"
+not_negative = _number(int, lambda v: 0 <= v < 2**31, _SEED)
 share = _number(float, lambda v: 0 <= v < 1, "a number from 0 to below 1 (0.9 for 90 %)")
 rate = _number(float, lambda v: 0 < v < math.inf, "a positive number")
 

@@ -43,6 +43,7 @@ examples:
   torchrun --nproc-per-node 4 -m unbounded fit train.csv --target price --out house.udn
 """
 _SHOWN_COLUMNS = 40
+_NO_REFIT = "--refit trains on all rows in memory: leave it out where rows stay on disk"
 _LISTS = {
     "drop": "leave these out",
     "category": "take these as categories, also if they hold numbers",
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "of the rows, to be scored on and never learnt from; 0 learns from all (default: 0.2)"
     group.add_argument("--held-out", type=common.share, default=0.2, metavar="SHARE", help=text)
     text = "use N rows, drawn at random"
-    group.add_argument("--max-rows", type=common.positive, metavar="N", help=text)
+    group.add_argument("--max-rows", type=common.row_count, metavar="N", help=text)
     text = (
         "learn from rows on disk rather than in memory (default: if there are more than 100 "
         "million cells)"
@@ -117,11 +118,15 @@ def run(options: argparse.Namespace) -> None:
             )
         if options.ensemble == "shared":
             _check_shared(options)
+        if options.refit and options.stream:
+            raise CommandError(_NO_REFIT)
         out, page = _outputs(options, processes.is_first)
         device = common.check_device(options.device)
         data = _prepare(options, both)
+        if options.refit and data.on_disk is not None:
+            raise CommandError(f"{_NO_REFIT} (--no-stream, or --max-rows)")
     console.say(_describe(data))
-    for note in data.notes:
+    for note in () if console.quiet else data.notes:  # the page has them as well
         console.warn(note)
     names = ("preset", "quality", "ensemble", "refit", *_ESTIMATOR_OPTIONS)
     given = {name: getattr(options, name) for name in names}
@@ -162,10 +167,11 @@ def _prepare(options: argparse.Namespace, both: dict[str, Any]) -> "PreparedTabl
 
     table = common.open_table(options, options.missing)
     lists: dict[str, Any] = {name: common.column_names(options, name, table) for name in _LISTS}
-    if options.target in lists["drop"]:
-        raise CommandError(f"--drop names the target, {options.target!r}: leave it out there")
-    names = ("task", "held_out", "max_rows", "stream")
-    split = {name: getattr(options, name) for name in names}
+    for name, names in lists.items():
+        if options.target in names:
+            raise CommandError(f"--{name} names the target, {options.target!r}: leave it out there")
+    given = ("task", "held_out", "max_rows", "stream")
+    split = {name: getattr(options, name) for name in given}
     return prepare(table, options.target, **split, **lists, **both)
 
 

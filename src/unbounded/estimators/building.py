@@ -33,7 +33,7 @@ def check_arguments(estimator: "UDNEstimator") -> None:
     words = {"validation_fraction": (), "time_limit": (None,), "lr": ("auto",)}
     for name, allowed in words.items():
         value = getattr(estimator, name)
-        if isinstance(value, bool) or not (isinstance(value, Real) or value in allowed):
+        if isinstance(value, bool) or not (isinstance(value, Real) or _is_one(value, allowed)):
             raise ValueError(f"{name} must be a number, got {value!r}")
     fraction, seconds = estimator.validation_fraction, estimator.time_limit
     if not 0 <= fraction < 1:
@@ -45,18 +45,28 @@ def check_arguments(estimator: "UDNEstimator") -> None:
         raise ValueError(f"time_limit must be None or positive, got {seconds}")
     auto = ("auto",)
     others = {"epochs": auto, "batch_size": auto, "patience": (*auto, None), "n_members": auto}
+    others |= {"width": ()}
     for name, allowed in others.items():
         value = getattr(estimator, name)
-        if value in allowed:
+        if _is_one(value, allowed):
             continue
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"{name} must be 'auto' or an integer from 1, got {value!r}")
+            auto_or = "'auto' or " if allowed else ""
+            raise ValueError(f"{name} must be {auto_or}an integer from 1, got {value!r}")
+    selects = ("auto", "log_score", "score")
+    if not _is_one(estimator.select, selects):
+        raise ValueError(f"select must be one of {selects}, got {estimator.select!r}")
     check_ensemble(estimator)
+
+
+def _is_one(value: Any, allowed: tuple[str | None, ...]) -> bool:
+    """Whether a value is one of these words; arrays, which have no one answer, are none."""
+    return (value is None or isinstance(value, str)) and value in allowed
 
 
 def check_ensemble(estimator: "UDNEstimator") -> None:
     """A ValueError if there is no such ensemble, or none of such layers."""
-    if estimator.ensemble not in ENSEMBLES:
+    if not _is_one(estimator.ensemble, ENSEMBLES):
         raise ValueError(f"ensemble must be one of {ENSEMBLES}, got {estimator.ensemble!r}")
     if estimator.ensemble != "shared":
         return

@@ -31,7 +31,7 @@ SHARING = 16
 
 def quality(name: str) -> Quality:
     """The quality of that name, or a ValueError that says which there are."""
-    if name not in QUALITIES:
+    if not isinstance(name, str) or name not in QUALITIES:
         raise ValueError(f"quality must be one of {sorted(QUALITIES)}, got {name!r}")
     return QUALITIES[name]
 

@@ -41,8 +41,13 @@ def check_targets(y: Any) -> None:
         columns = values.size // max(len(_values(y)), 1)
         row = f"{target_name(y)} has no value in row {gaps[0] // columns + 1}"
         raise ValueError(f"{row} (NaN): leave out the rows without one")
+    infinite: Any = np.flatnonzero(np.isinf(values)) if values.dtype.kind == "f" else []
+    if len(infinite):
+        columns = values.size // max(len(_values(y)), 1)
+        row, value = infinite[0] // columns + 1, values[infinite[0]]
+        raise ValueError(f"{target_name(y)} holds {value} in row {row}: it must be finite")
     if values.dtype.kind == "O":
-        kinds = dict.fromkeys(type(value).__name__ for value in values.tolist())
+        kinds = dict.fromkeys(_kind(value) for value in values.tolist())
         if "str" in kinds and len(kinds) > 1:
             found = ", ".join(list(kinds)[:4])
             raise ValueError(
@@ -117,6 +122,11 @@ def _is_gap(value: Any) -> bool:
     return value is None or odd or type(value).__name__ == "NAType"
 
 
+def _kind(value: Any) -> str:
+    """The name of a value's type; NumPy's texts are texts."""
+    return "str" if isinstance(value, str) else type(value).__name__
+
+
 def _flat(y: Any) -> NDArray[Any]:
     """The values, one after the other."""
     return _values(y).reshape(-1)
@@ -127,6 +137,9 @@ def _values(y: Any) -> NDArray[Any]:
     if y is None:
         return np.zeros(0)
     try:
-        return np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+        found = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+        # NumPy makes texts of all that stands beside one, gaps included.
+        mixed = isinstance(y, list | tuple) and found.dtype.kind == "U"
+        return np.asarray(y, dtype=object) if mixed else found
     except (TypeError, ValueError, RuntimeError):  # of other places or shapes: told elsewhere
         return np.zeros(0)

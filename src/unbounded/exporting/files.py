@@ -140,7 +140,7 @@ def _exportable(model: Any, example: Any, levels: list[float]) -> Exportable:
         frame = None
         if example is not None:
             table = model.open(example)
-            model.encoding.check_names(table)
+            model.encoding.check_names(table, model.target.name)
             frame = next(iter(table.chunks(rows=1024))).frame
         made = of_estimator(model.estimator, levels, frame, model.encoding, names)
         made.about["target"] = model.target.name

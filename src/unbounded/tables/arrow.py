@@ -37,11 +37,26 @@ def frame_to_arrow(frame: Any) -> Any:
         series = frame.iloc[:, place]
         try:
             columns.append(pyarrow.Array.from_pandas(series))
+        except UnicodeEncodeError as error:
+            row = next(i for i, value in enumerate(series.tolist()) if _is_broken(value))
+            raise TableError(
+                f"column {str(frame.columns[place])!r} holds a text in row {row + 1} that cannot "
+                f"be written out ({error.reason})"
+            ) from None
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # mixed values
             texts = series.map(str, na_action="ignore")
             columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
     names = [str(name).strip() for name in frame.columns]
     return pyarrow.Table.from_arrays(columns, names=names)
+
+
+def _is_broken(value: Any) -> bool:
+    """Whether a text holds half a pair of surrogates."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def from_arrow(batch: Any) -> Any:

@@ -218,8 +218,12 @@ class Encoding:
         """The matrix `(rows, features)` of a chunk whose columns `check_names` has seen."""
         return self.transform(lambda column: parse(column, frame[column.name], start))
 
-    def check_names(self, table: Table) -> None:
+    def check_names(self, table: Table, target: str | None = None) -> None:
         """An error if a table lacks columns; their order and extra columns do not matter.
+
+        Args:
+            table: whose columns are looked at.
+            target: the column to predict, which is no other name of one that is missing.
 
         Raises:
             TableError: if a column is missing.
@@ -227,7 +231,8 @@ class Encoding:
         missing = [column.name for column in self.used if column.name not in table.names]
         if not missing:
             return
-        extra = [name for name in table.names if name not in {c.name for c in self.columns}]
+        known = {target, *(column.name for column in self.columns)}
+        extra = [name for name in table.names if name not in known]
         shown = ", ".join(repr(name) for name in missing[:10])
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         hint = f"; {closest(missing[0], extra)}" if len(missing) == 1 and extra else ""

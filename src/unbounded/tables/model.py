@@ -206,7 +206,7 @@ class TableModel:
         factor = self._factor(interval) if conformal else None
         table, empty = self.open(table), True
         table.check_names(keep, "--keep: ")
-        self.encoding.check_names(table)
+        self.encoding.check_names(table, self.target.name)
         with progress_bar(progress, "predicting", table.num_rows) as count:
             for (start, frame), kept in table.chunks_with(keep, progress=count):
                 if not len(frame):
@@ -227,7 +227,11 @@ class TableModel:
         try:
             return float(self.estimator.interval_factor(interval)[0])
         except ValueError as error:
-            raise TableError(str(error)) from None
+            # Whoever fits a table has no say in how many rows choose the epoch.
+            told = str(error).replace("a validation_fraction of 0, ", "")
+            said, mark, _ = told.partition(": hold out more rows")
+            advice = ": ask for a smaller interval, or fit a table of more rows" if mark else ""
+            raise TableError(said + advice) from None
 
     def evaluate(self, table: Any) -> dict[str, float]:
         """Scores on rows whose target is known.
@@ -413,7 +417,7 @@ class TableModel:
         self, table: Table, what: str = "reading", progress: bool = False
     ) -> Iterator[tuple[int, Any, Matrix]]:
         """(first row, frame, encoded rows) of a table, chunk by chunk."""
-        self.encoding.check_names(table)
+        self.encoding.check_names(table, self.target.name)
         with progress_bar(progress, what, table.num_rows) as count:
             for start, frame in table.chunks(progress=count):
                 if len(frame):

@@ -111,8 +111,8 @@ def prepare(
     """
     if not 0 <= held_out < 1:
         raise ValueError(f"held_out must be in [0, 1), got {held_out}")
-    if max_rows is not None and max_rows < 1:
-        raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+    if max_rows is not None and max_rows < MIN_ROWS:
+        raise ValueError(f"max_rows must be at least {MIN_ROWS}, got {max_rows}")
     if task not in (None, *TASKS):
         raise ValueError(f"task must be one of {', '.join(TASKS)}, or None, got {task!r}")
     table.check_names([target])
@@ -120,8 +120,12 @@ def prepare(
     for name, given in lists.items():
         lists[name] = [given] if isinstance(given, str) else given
         table.check_names(lists[name], f"{name}: ")
-    if target in lists["drop"]:
-        raise TableError(f"drop names the target, {target!r}")
+    for name, given in lists.items():
+        if target in given:
+            raise TableError(f"{name} names the target, {target!r}")
+        both = [one for one in given if name != "drop" and one in lists["drop"]]
+        if both:
+            raise TableError(f"{name} and drop both name {both[0]!r}: choose one of them")
     names = [name for name in table.names if name not in lists["drop"]]
     with progress_bar(progress, "reading", table.num_rows) as count:
         profiles = profile(table, names, count)
@@ -147,6 +151,12 @@ def prepare(
     with progress_bar(progress, "encoding", target_profile.rows) as count:
         store = Store.of(table, columns, found, count)
     train, test = _split(store.y, found, held_out, max_rows, seed)
+    if len(train) <= max(len(found.classes), 1):
+        what = f" of {count_of(len(found.classes), 'class')}" if found.is_classes else ""
+        raise TableError(
+            f"{count_of(len(train), 'row')} to learn from{what} are too few: hold out fewer "
+            "(--held-out), or use more (--max-rows)"
+        )
     missing = [text for text in table.missing if text not in MISSING]
     encoding, x = Encoding.fit(store, columns, train, missing, seed)
     x_test = encoding.transform(lambda column: store.values(column, test))

@@ -168,6 +168,6 @@ with plain layers (He's initialisation, without which deep ones do not learn).""
 
 def preset(name: str) -> Preset:
     """The preset of that name, or a ValueError that says which there are."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {name!r}")
     return PRESETS[name]
