@@ -11,6 +11,7 @@ import pytest
 import unbounded
 from unbounded import UDNClassifier, UDNRegressor, estimators
 from unbounded.estimators.frames import categorical_columns, is_plain
+from unbounded.estimators.rows import Scalings
 from unbounded.tables import Table, prepare
 from unbounded.tables.encoders import MAX_LEVELS
 
@@ -164,6 +165,70 @@ def test_rows_of_no_weight_say_nothing(frame, labels):
     assert np.array_equal(weighted.predict_proba(frame), fewer.predict_proba(frame))
     other = UDNClassifier(**SHORT).fit(pl.from_pandas(frame), labels, sample_weight=weights)
     assert np.array_equal(other.predict_proba(frame), fewer.predict_proba(frame))
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_weight_is_a_number_of_copies_in_any_order(classes):
+    """Also where means of the target, which copies must not tell each other, go along."""
+    random = np.random.default_rng(0)
+    rows = 200
+    frame = make_frame(rows).assign(town=[f"t{k}" for k in random.integers(0, 60, rows)])
+    frame["age"] = frame["age"].round(-1)
+    y = random.integers(0, classes, rows) if classes else random.normal(size=rows)
+    times = random.integers(1, 4, rows)
+    copies = np.repeat(np.arange(rows), times)
+    shuffled = random.permutation(copies)
+    kind = UDNClassifier if classes else UDNRegressor
+    model = kind(**SHORT).fit(frame, y, sample_weight=times)
+    assert any("mean of target" in name for name in model.encoding_.feature_names)
+    expected, *others = (
+        m.predict_proba(frame) if classes else m.predict(frame)
+        for m in (
+            model,
+            kind(**SHORT).fit(frame.iloc[copies], y[copies]),
+            kind(**SHORT).fit(frame.iloc[shuffled], y[shuffled]),
+            kind(**SHORT).fit(pl.from_pandas(frame.iloc[shuffled]), y[shuffled]),
+        )
+    )
+    for other in others:
+        assert np.array_equal(other, expected)
+
+
+def towns(rows: int = 600, levels: int = 150):
+    """A target that is noise, and a category of whose levels there are many."""
+    random = np.random.default_rng(0)
+    names = [f"t{k}" for k in random.integers(0, levels, rows)]
+    return pd.DataFrame({"town": names}), random.normal(size=rows)
+
+
+@pytest.mark.parametrize("further", ["fit", "partial_fit"])
+def test_training_that_goes_on_shows_no_row_its_own_target(further, monkeypatch):
+    X, y = towns()
+    model = UDNRegressor(**SHORT | {"random_state": None}, warm_start=True).fit(X, y)
+    plain = model.encoding_.transform_frame(X)[:, -1]
+    assert np.corrcoef(plain, y)[0, 1] > 0.3
+    seen = []
+    monkeypatch.setattr(Scalings, "tensors", spied(Scalings.tensors, seen))
+    getattr(model, further)(X, y)
+    # Those that are learnt from and those that are held out.
+    means, targets = (np.concatenate([part[k][:, -1] for part in seen]) for k in (0, 1))
+    assert len(means) >= 600
+    assert np.corrcoef(means, targets)[0, 1] < 0.15
+    # Rows that are new have made no mean: theirs are of others.
+    seen.clear()
+    getattr(model, further)(X[::-1].iloc[:500], -y[::-1][:500])
+    means = np.concatenate([rows.x[:, -1] for rows in seen])
+    assert set(means) <= set(model.encoding_.transform_frame(X)[:, -1])
+
+
+def spied(method, seen):
+    """A method that keeps what it is given."""
+
+    def wrapper(self, rows, *others):
+        seen.append(rows)
+        return method(self, rows, *others)
+
+    return wrapper
 
 
 # Categories by name

@@ -25,6 +25,7 @@ from unbounded.tables import (
 )
 from unbounded.tables import encoders as enc
 from unbounded.tables import values as read
+from unbounded.tables.encoding import standardized_response
 
 
 def frame_of(table: Table, **options) -> pd.DataFrame:
@@ -505,6 +506,28 @@ def test_parquet_and_csv_encode_alike(tmp_path):
     from_csv = encoding.transform_frame(frame_of(Table(path)))
     from_parquet = encoding.transform_frame(frame_of(Table(tmp_path / "t.parquet")))
     assert np.array_equal(from_csv, from_parquet)
+
+
+def test_a_row_that_counts_twice_is_two_rows():
+    random = np.random.default_rng(0)
+    times = random.integers(1, 5, 500)
+    number = np.where(random.random(500) < 0.1, np.nan, random.standard_t(2, 500))
+    truth = np.where(np.isnan(number), np.nan, number > 0.5)
+    coded = enc.Coded(random.integers(-1, 60, 500).astype(np.int32), [f"l{i}" for i in range(60)])
+    response = random.normal(size=(500, 2))
+    once = enc.Response(response, 0, times.astype(float))
+    copies = np.repeat(np.arange(500), times)
+    twice = enc.Response(response[copies], 0)
+    for kind, values, more in (
+        (enc.NumberEncoder, number, number[copies]),
+        (enc.BooleanEncoder, truth, truth[copies]),
+        (enc.CategoryEncoder, coded, coded.take(copies)),
+    ):
+        found = kind.fit(values, once).transform(values)
+        np.testing.assert_allclose(found, kind.fit(more, twice).transform(values), atol=1e-6)
+    y = random.integers(0, 3, 500)
+    found = standardized_response(y, 3, times.astype(float))[copies]
+    np.testing.assert_allclose(found, standardized_response(y[copies], 3), atol=1e-12)
 
 
 def test_unseen_levels_go_where_rare_ones_went():

@@ -30,6 +30,7 @@ from unbounded.estimators.building import (
     threads,
 )
 from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
+from unbounded.estimators.encoded import KnownTable, encode_again, fit_encoding, known
 from unbounded.estimators.ensemble import (
     TrainedModels,
     Training,
@@ -37,7 +38,7 @@ from unbounded.estimators.ensemble import (
     member_seeds,
     warn,
 )
-from unbounded.estimators.frames import RawTable, fit_encoding
+from unbounded.estimators.frames import RawTable
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, quality
 from unbounded.estimators.predicting import Predictor
@@ -50,7 +51,7 @@ from unbounded.estimators.rows import (
     merge,
 )
 from unbounded.estimators.saving import Savable
-from unbounded.estimators.shares import Shares, divide
+from unbounded.estimators.shares import Shares, divide, met
 from unbounded.estimators.thresholds import can_decide, decided
 from unbounded.growth import TooDeepError
 from unbounded.layers import Layers
@@ -376,9 +377,19 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Rows as numbers; a table that has to be encoded is, by what is learnt from it."""
         if isinstance(rows.x, RawTable):
             self.encoding_, rows = fit_encoding(rows, size, int(rng.randint(2**31 - 1)))
+        elif isinstance(rows.x, KnownTable):
+            seed = int(rng.randint(2**31 - 1))
+            rows = encode_again(self, rows, met(self, rows.x.x, rows.y), size, seed)
         elif not self._goes_on():
             self.encoding_ = None
         return rows
+
+    def _further(self, X: Any, x: Array, y: Array, weights: Array, size: int) -> Any:
+        """Rows X, encoded as x, for `partial_fit`: where `fit` has met them, it must not show."""
+        rows = WeightedRows(known(self, X, x), y, weights)
+        if getattr(self, "_shares", None) is None:
+            return x
+        return self._encoded(rows, size, check_random_state(self.random_state)).x
 
     def _evaluation(self, eval_set: Any) -> WeightedRows:
         """The rows of an `eval_set`, as training takes them."""

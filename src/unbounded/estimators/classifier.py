@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
+from unbounded.estimators.encoded import known
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
 from unbounded.estimators.labels import read_classes
@@ -73,6 +74,7 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
                     f"the labels hold one class ({self.classes_.tolist()[present[0]]!r}), "
                     "at least two classes are needed"
                 )
+            x = known(self, X, x) if go_on else x
             self._train(x, codes, weights, len(self.classes_), eval_set)
         return self
 
@@ -97,7 +99,8 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         if isinstance(self.class_weight, str):
             raise ValueError("class_weight='balanced' needs all rows: give a dict or use fit")
         weights = self._weights(sample_weight, labels)
-        train_further(self, x, codes, weights, len(self.classes_))
+        seen = x if first else self._further(X, x, codes, weights, len(self.classes_))
+        train_further(self, seen, codes, weights, len(self.classes_))
         learnt_further(self, x, codes)
         return self
 

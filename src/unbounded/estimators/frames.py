@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from sklearn.utils import check_X_y
 from sklearn.utils.validation import validate_data
 
-from unbounded.estimators.rows import Scaling, WeightedRows
-from unbounded.tables.columns import Column, profile
-from unbounded.tables.encoding import Encoding, Matrix, Store, standardized_response
+from unbounded.tables.columns import Column
+from unbounded.tables.encoding import Encoding, Matrix
 from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.text import closest, is_number, shorten
 from unbounded.tables.values import native_kind
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from unbounded.estimators.predicting import Predictor
 
 _PRECISIONS = [np.float64, np.float32]
-_REMEDY = "name the column in categorical_features"
+REMEDY = "name the column in categorical_features"
 _UNREADABLE = ("complex64", "complex128", "List", "Array", "Struct", "Object", "Binary")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
@@ -336,7 +335,7 @@ def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
         )
     raise ValueError(
         f"column {name!r} holds values of several types ({', '.join(kinds[:4])}): make them one "
-        f"type, or {_REMEDY}"
+        f"type, or {REMEDY}"
     )
 
 
@@ -359,34 +358,14 @@ class RawTable:
         return RawTable(kept, self.categorical)
 
 
-def fit_encoding(rows: WeightedRows, size: int, seed: int) -> tuple[Encoding, WeightedRows]:
-    """The encoding of a `RawTable`'s columns, as of a table in a file, and its rows, encoded.
-
-    Args:
-        rows: to learn from; those of weight 0 go.
-        size: of the targets: how many classes or numbers.
-        seed: of the folds for the means of the target.
-
-    Raises:
-        TableError: that names the column, if nothing can be learnt from it.
-    """
-    kept = rows.weights > 0
-    raw: RawTable = rows.x.take(kept)
-    y, weights = rows.y[kept], rows.weights[kept]
-    if y.ndim == 1:
-        response = standardized_response(y, size)
-    else:
-        response = Scaling.of(y, weights).apply(y)
-    table = Table(raw.frame)
-    columns = []
-    for name, found in profile(table).items():
-        if found.present == 0:
-            raise TableError(f"column {name!r} has no values, all are missing: leave it out")
-        found.remedy = _REMEDY
-        columns.append(found.column(category=name in raw.categorical))
-    store = Store.of(table, columns)
-    encoding, x = Encoding.fit(store, columns, np.arange(len(y)), (), seed, response)
-    return encoding, WeightedRows(x, y, weights)
+def known_table(estimator: "Predictor", X: Any) -> Table:
+    """New rows as a table with the columns of a fitted estimator's encoding."""
+    assert estimator.encoding_ is not None
+    columns = estimator.encoding_.columns
+    named = is_frame(X) and hasattr(estimator, "feature_names_in_")
+    categories = [column.name for column in columns if column.kind == "category"]
+    names = None if named else [column.name for column in columns]
+    return Table(to_frame(X, categories, names))
 
 
 def encode(estimator: "Predictor", X: Any) -> Matrix:
@@ -395,13 +374,8 @@ def encode(estimator: "Predictor", X: Any) -> Matrix:
     Raises:
         TableError: that names the column, if it is missing or of another type.
     """
-    encoding = estimator.encoding_
+    encoding, table = estimator.encoding_, known_table(estimator, X)
     assert encoding is not None
-    names = [column.name for column in encoding.columns]
-    named = is_frame(X) and hasattr(estimator, "feature_names_in_")
-    categories = [column.name for column in encoding.columns if column.kind == "category"]
-    frame = to_frame(X, categories, None if named else names)
-    table = Table(frame)
     if not table.num_rows:
         raise ValueError("X has no rows, at least one is needed")
     encoding.check_names(table)

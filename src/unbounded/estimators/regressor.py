@@ -14,6 +14,7 @@ from unbounded.estimators import levels as interval_levels
 from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.calibration import HeldOutPredictions, cautious
+from unbounded.estimators.encoded import known
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
 from unbounded.estimators.further import train_further
@@ -67,6 +68,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
                 self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
             columns = self._coded(targets)
             weights = check_weights(sample_weight, len(columns))
+            x = known(self, X, x) if go_on else x
             self._train(x, columns, weights, columns.shape[1], eval_set)
         return self
 
@@ -83,7 +85,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             self._single_target, self._num_targets = targets.ndim == 1, targets[:1].size
         columns = self._coded(targets)
         weights = check_weights(sample_weight, len(columns))
-        train_further(self, x, columns, weights, columns.shape[1])
+        seen = x if first else self._further(X, x, columns, weights, self._num_targets)
+        train_further(self, seen, columns, weights, columns.shape[1])
         learnt_further(self, x, columns)
         return self
 

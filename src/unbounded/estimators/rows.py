@@ -89,13 +89,7 @@ def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> Wei
     keep = weights > 0
     x, y, weights, given = WeightedRows(x, y, weights, given).take(keep)
     columns = y.reshape(len(y), -1).astype(np.float64)
-    table = np.ascontiguousarray(np.hstack([x.astype(np.float64), columns])) + 0.0  # no −0
-    keys = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    # np.unique keeps the first of equal rows, and bincount adds in the order of the table: sorted
-    # weights make the sums independent of that order.
-    order = np.argsort(weights, kind="stable")
-    counts = np.bincount(group[order], weights[order], first.size)
+    first, _, counts = grouped(np.hstack([x.astype(np.float64), columns]), weights)
     if first.size == 1:  # training wants two rows: the same twice, each for half
         first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
     # In C order whatever the order of the table was: sums over it are then the same.
@@ -103,6 +97,20 @@ def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> Wei
     return WeightedRows(
         np.ascontiguousarray(x[first]), np.ascontiguousarray(y[first]), counts, given
     )
+
+
+def grouped(table: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Equal rows of numbers `(rows, column)`: the first of each, in an order of its own.
+
+    Also the place of each row among these, `(rows,)`, and how often each counts.
+    """
+    table = np.ascontiguousarray(table) + 0.0  # no −0
+    keys = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    # np.unique keeps the first of equal rows, and bincount adds in the order of the table: sorted
+    # weights make the sums independent of that order.
+    order = np.argsort(weights, kind="stable")
+    return first, group, np.bincount(group[order], weights[order], first.size)
 
 
 def numbers(x: Array) -> list[int]:

@@ -81,6 +81,14 @@ def learnt_further(estimator: "UDNEstimator", x: Any, y: Array) -> None:
     estimator._shares = shares.add(Shares.none().held, marks(WeightedRows(x, y, np.ones(len(y)))))
 
 
+def met(estimator: "UDNEstimator", x: Array, y: Array) -> NDArray[np.bool_]:
+    """Which rows an earlier fit may have seen, `(rows,)`: all, where nothing is known of it."""
+    shares = getattr(estimator, "_shares", None)
+    if shares is None:
+        return np.ones(len(y), bool)
+    return np.isin(marks(WeightedRows(x, y, np.ones(len(y)))), np.concatenate(shares))
+
+
 class Division(NamedTuple):
     """The rows of a fit, divided."""
 

@@ -27,15 +27,19 @@ from unbounded.schema import (
 )
 from unbounded.tables.text import count_of
 from unbounded.tables.values import Floats, levels_by_number, same_level
-
-Codes = NDArray[np.int32]
+from unbounded.tables.weighted import (
+    Codes,
+    counts_of,
+    mean_of,
+    out_of_fold,
+    quantiles,
+    smoothed_means,
+)
 
 MAX_LEVELS = 40
 """Categories with more levels than this also get the mean of the target at each level."""
 _TOP_LEVELS = 20  # of which the most frequent have a place of their own
 _MAX_MEANS = 2_000  # levels whose means are kept in the file
-_SMOOTHING = 10.0  # rows of the overall mean that are mixed into each level's
-_FOLDS = 5
 _HUGE = 1e150  # spreads from the centre; beyond this squares overflow
 _MIN_LIMIT = 10.0
 _YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
@@ -59,6 +63,7 @@ class Response(NamedTuple):
 
     values: Floats  # (rows, means): indicators of the classes, or the number, standardised
     seed: int
+    weights: Floats | None = None  # (rows,): how often each row counts; None for once
 
 
 class Encoder(ABC):
@@ -113,27 +118,36 @@ class Scale:
     limit: float = _MIN_LIMIT
 
     @classmethod
-    def fit(cls, values: Floats) -> "Scale":
-        """From the values of the training rows, `(rows,)`, NaN where there is none."""
-        x = values[~np.isnan(values)]
+    def fit(cls, values: Floats, weights: Floats | None = None) -> "Scale":
+        """From the values of the training rows, `(rows,)`, NaN where there is none.
+
+        Args:
+            values: of the rows.
+            weights: how often each row counts, `(rows,)`; None for once.
+        """
+        there = ~np.isnan(values)
+        x, weights = values[there], None if weights is None else weights[there]
         if x.size == 0:
             return cls()
-        low, centre, high = np.quantile(x, [0.25, 0.5, 0.75], method="inverted_cdf").tolist()
+        low, centre, high = quantiles(x, weights, [0.25, 0.5, 0.75])
         # In units of a power of two: nothing overflows. 1.349: the quartiles of a Gaussian.
         unit = int(exponents(x[:, None])[0]) + 1
         spread = (math.ldexp(high, -unit) - math.ldexp(low, -unit)) / 1.349
         if not spread > 0:
-            spread = float(np.sqrt(np.mean((np.ldexp(x, -unit) - math.ldexp(centre, -unit)) ** 2)))
+            squares = (np.ldexp(x, -unit) - math.ldexp(centre, -unit)) ** 2
+            spread = float(np.sqrt(mean_of(squares, weights)))
         with np.errstate(over="ignore"):
             spread = min(float(np.ldexp(spread, unit)), sys.float_info.max)
         if not spread > 0:
             return cls(centre=centre, spread=max(abs(centre), 1.0))
         z = np.abs(standardized(x, centre, spread, _HUGE))
-        heavy = bool(z.max() > 12 or np.quantile(z, 0.99) > 6)
+        far = np.quantile(z, 0.99) if weights is None else quantiles(z, weights, [0.99])[0]
+        heavy = bool(z.max() > 12 or far > 6)
         first = cls(centre, spread, heavy, limit=math.inf)
         t = first.transform(x)
-        sd = float(np.std(t))
-        first.mean, first.sd = float(np.mean(t)), sd if sd > 0 else 1.0
+        mean = mean_of(t, weights)
+        sd = float(np.std(t)) if weights is None else math.sqrt(mean_of((t - mean) ** 2, weights))
+        first.mean, first.sd = float(mean), sd if sd > 0 else 1.0
         furthest = float(np.abs(first.transform(x)).max())
         first.limit = max(_MIN_LIMIT, furthest)
         return first
@@ -168,7 +182,7 @@ class NumberEncoder(Encoder):
     @classmethod
     def fit(cls, values: Floats, response: Response | None = None) -> "NumberEncoder":
         """The scale, and whether values are missing."""
-        return cls(Scale.fit(values), bool(np.isnan(values).any()))
+        return cls(Scale.fit(values, _weights(response)), bool(np.isnan(values).any()))
 
     def parts(self) -> dict[str, list[str]]:
         """The number, its cycles, and whether it is missing."""
@@ -202,7 +216,9 @@ class BooleanEncoder(NumberEncoder):
     @classmethod
     def fit(cls, values: Floats, response: Response | None = None) -> "BooleanEncoder":
         """From 0, 1 and NaN."""
-        share = float(np.nanmean(values)) if not np.isnan(values).all() else 0.0
+        there, weights = ~np.isnan(values), _weights(response)
+        weights = None if weights is None else weights[there]
+        share = float(mean_of(values[there], weights)) if there.any() else 0.0
         sd = math.sqrt(share * (1 - share))
         # A rare yes lies far out: at 1/√share.
         limit = max(_MIN_LIMIT, 1 / sd if sd > 0 else 0.0)
@@ -252,7 +268,8 @@ class DateEncoder(NumberEncoder):
             reach = (("year", 200 * _DAY), ("week", 5 * _DAY))
             cycles = [name for name, least in reach if span >= least]
             cycles += ["day"] if (there % _DAY != there[0] % _DAY).any() else []
-        return cls(Scale.fit(values), bool(np.isnan(values).any()), cycles)
+        scale = Scale.fit(values, _weights(response))
+        return cls(scale, bool(np.isnan(values).any()), cycles)
 
     def rounds(self) -> list[str]:
         """Those that the training rows went through."""
@@ -287,9 +304,10 @@ class CategoryEncoder(Encoder):
     def fit(cls, values: Coded, response: Response | None = None) -> "CategoryEncoder":
         """From the training rows; with the response, means for many levels."""
         codes, names = values
-        rows = len(codes)
-        there = codes[codes >= 0]
-        counts = np.bincount(there, minlength=len(names))
+        weights = _weights(response)
+        rows = len(codes) if weights is None else weights.sum()
+        counts = counts_of(codes, weights, len(names))
+        total = counts.sum()
         order = [int(i) for i in np.lexsort((np.arange(len(names)), -counts)) if counts[i] > 0]
         least = max(4, math.ceil(0.001 * rows))
         many = len(order) > MAX_LEVELS
@@ -297,13 +315,13 @@ class CategoryEncoder(Encoder):
         if not kept or (not many and len(order) <= 2):
             kept = order[:2]
         missing = bool((codes < 0).any())
-        pooled = int(there.size - counts[kept].sum())
-        places = [*counts[kept].tolist(), *([pooled] if pooled else [])]
-        shares = [count / max(there.size, 1) for count in places]
-        encoder = cls([names[i] for i in kept], shares, pooled > 0, missing)
+        pooled = sorted(set(order) - set(kept))
+        places = [*counts[kept].tolist(), *([float(counts[pooled].sum())] if pooled else [])]
+        shares = [count / (total or 1) for count in places]
+        encoder = cls([names[i] for i in kept], shares, bool(pooled), missing)
         if many and response is not None:
-            table = _smoothed_means(codes, response.values, len(names)).tolist()
-            encoder.means = {"": response.values.mean(0).tolist()}
+            table = smoothed_means(codes, response.values, len(names), weights).tolist()
+            encoder.means = {"": mean_of(response.values, weights).tolist()}
             encoder.means |= {names[i]: table[i] for i in order[:_MAX_MEANS]}
         return encoder
 
@@ -320,7 +338,9 @@ class CategoryEncoder(Encoder):
         """The training rows, each with means to which its own target did not contribute."""
         encoded = self.transform(values)
         if self.means and response is not None:
-            encoded[:, -response.values.shape[1] :] = _out_of_fold(values, response)
+            encoded[:, -response.values.shape[1] :] = out_of_fold(
+                *values, response.values, response.seed, response.weights
+            )
         return encoded
 
     def parts(self) -> dict[str, list[str]]:
@@ -401,25 +421,5 @@ def encoder_from_dict(data: Any, where: str = "encoder") -> Encoder:
     return ENCODERS[kind](**fields)
 
 
-def _smoothed_means(codes: Codes, response: Floats, levels: int) -> Floats:
-    """(Σ of the level + k · overall mean) / (rows of the level + k): `(levels, means)`."""
-    there = codes >= 0
-    overall = response.mean(0)
-    counts = np.bincount(codes[there], minlength=levels).astype(np.float64)
-    sums = np.stack([np.bincount(codes[there], y, levels) for y in response[there].T], 1)
-    means: Floats = (sums + _SMOOTHING * overall) / (counts + _SMOOTHING)[:, None]
-    return means
-
-
-def _out_of_fold(values: Coded, response: Response) -> Floats:
-    """For each training row the means from the other folds: `(rows, means)`."""
-    codes, rows = values.codes, len(values.codes)
-    fold = np.random.default_rng(response.seed).permutation(rows) % _FOLDS
-    result = np.empty_like(response.values)
-    for index in range(_FOLDS):
-        inside = fold == index
-        rest = response.values[~inside]
-        table = _smoothed_means(codes[~inside], rest, len(values.levels))
-        table = np.concatenate([table, rest.mean(0, keepdims=True)])  # code −1
-        result[inside] = table[codes[inside]]
-    return result
+def _weights(response: Response | None) -> Floats | None:
+    return None if response is None else response.weights

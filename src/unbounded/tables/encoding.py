@@ -102,6 +102,16 @@ class Store:
                 values = np.array([*ids, -1], np.int32)[values.codes]
             self._parts[column.name].append(values[keep])
 
+    def sort_levels(self) -> None:
+        """Number the levels of categories by their names: the order of rows is then forgotten."""
+        for name, known in self._levels.items():
+            names = sorted(known)
+            place = {level: index for index, level in enumerate(names)}
+            numbers = np.array([*(place[level] for level in known), -1], np.int32)
+            if known:
+                self._parts[name] = [numbers[part] for part in self._parts[name]]
+            self._levels[name] = place
+
     @property
     def y(self) -> Floats:
         """The target `(rows,)`: class numbers or numbers."""
@@ -141,6 +151,7 @@ class Encoding:
         missing: Sequence[str],
         seed: int,
         response: Floats | None = None,
+        weights: Floats | None = None,
     ) -> tuple["Encoding", Matrix]:
         """Learn from the training rows (indices into the store); also gives these, encoded.
 
@@ -152,6 +163,7 @@ class Encoding:
             seed: of the folds for the means of the target.
             response: what levels have means of at these rows (`standardized_response`); where
                 it is not given, the store's target says.
+            weights: how often each of these rows counts; None for once.
 
         Raises:
             TableError: if no column is left to learn from.
@@ -164,7 +176,7 @@ class Encoding:
         if response is None:
             assert store.target is not None, "a store without a target needs a response"
             response = standardized_response(store.y[rows], len(store.target.classes))
-        given = Response(response, seed)
+        given = Response(response, seed, weights)
         encoders: dict[str, Encoder] = {}
         parts = []
         for column in store.columns:
@@ -263,16 +275,23 @@ class Encoding:
         return cls(columns, encoders, tuple(found["missing"]))
 
 
-def standardized_response(y: NDArray[Any], num_classes: int = 0) -> Floats:
+def standardized_response(
+    y: NDArray[Any], num_classes: int = 0, weights: Floats | None = None
+) -> Floats:
     """What levels have means of, each with mean 0 and deviation 1: `(rows, means)`.
 
     Args:
         y: numbers, `(rows,)` or `(rows, target)`, or classes from 0, `(rows,)`.
         num_classes: from 3 classes on there is a mean for each; 0 for numbers.
+        weights: how often each row counts, `(rows,)`; None for once.
     """
     if num_classes > 2:
         columns = (y[:, None] == np.arange(num_classes)).astype(np.float64)
     else:
         columns = y.reshape(len(y), -1).astype(np.float64)
-    sd = columns.std(0)
-    return (columns - columns.mean(0)) / np.where(sd > 0, sd, 1.0)
+    if weights is None:
+        mean, sd = columns.mean(0), columns.std(0)
+    else:
+        mean = weights @ columns / weights.sum()
+        sd = np.sqrt(weights @ (columns - mean) ** 2 / weights.sum())
+    return (columns - mean) / np.where(sd > 0, sd, 1.0)
