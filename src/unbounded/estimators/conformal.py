@@ -88,11 +88,13 @@ def factor(kept: Floats, coverage: float, shares: Floats | None = None) -> Float
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be strictly between 0 and 1, got {coverage}")
-    count = len(kept)
-    most = count / (count + 1) if shares is None else float(shares[-1].min())
-    place = math.ceil((count + 1) * coverage)
-    if coverage > most if shares is not None else place > count:
-        weighted = "" if shares is None else " by their weights"
+    count, weighted = len(kept), ""
+    place, most = math.ceil((count + 1) * coverage), count / (count + 1)
+    is_too_much = place > count
+    if shares is not None:
+        most, weighted = float(shares[-1].min()), " by their weights"
+        is_too_much = coverage > most
+    if is_too_much:
         raise ValueError(
             f"{count} held-out rows can promise a coverage of at most {most:.3f}{weighted}, "
             f"got {coverage}: hold out more rows (validation_fraction, or an eval_set)"

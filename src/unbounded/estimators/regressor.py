@@ -232,15 +232,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
             return
         # Noise was widened for the sake of rows other than these, which must not take it back.
         wider = cautious(held) if self.calibrate else 1.0
-        weighted: list[Floats] = [_distances(held, wider), held.rows.weights]
+        found = _mixture(held)
+        weighted: list[Floats] = [_distances(found, held, wider), held.rows.weights]
         if held.heavy is not None:
             # These have been learnt from, and predictions of a further row like them are as wide.
             counts = np.append(held.heavy.rows.weights, held.light)
-            weighted += [_distances(held.heavy, wider), counts]
+            weighted += [_distances(_mixture(held.heavy), held.heavy, wider), counts]
         self.conformal_scores_, self.conformal_shares_ = conformal.kept_scores(*weighted)
         if self.calibrate:
-            found = combine(held.members)
-            assert isinstance(found, GaussianPrediction)
             y = held.tensors[1]
             means, scales = (part.double() for part in found.components())
             z = (y.to(means) - means) * (wider / scales)
@@ -297,10 +296,15 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         return tags
 
 
-def _distances(held: HeldOutPredictions, wider: float) -> Floats:
-    """Scores of rows for conformal intervals, `(rows, target)`, σ made narrower by a factor."""
+def _mixture(held: HeldOutPredictions) -> GaussianPrediction:
+    """Of rows, over depths and members."""
     found = combine(held.members)
     assert isinstance(found, GaussianPrediction)
+    return found
+
+
+def _distances(found: GaussianPrediction, held: HeldOutPredictions, wider: float) -> Floats:
+    """Scores of rows for conformal intervals, `(rows, target)`, σ made narrower by a factor."""
     mean, std = (part.double().cpu().numpy() for part in (found.mean, found.variance.sqrt()))
     return conformal.distances(held.tensors[1].numpy(), mean, std / wider)
 

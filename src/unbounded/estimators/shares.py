@@ -10,6 +10,7 @@ import base64
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unbounded.estimators.frames import RawTable, encode
@@ -21,6 +22,7 @@ from unbounded.estimators.rows import (
     outweighing,
     split,
 )
+from unbounded.layers.scrambling import GOLDEN, mixed
 from unbounded.schema import FileError, record, text
 
 if TYPE_CHECKING:
@@ -130,12 +132,8 @@ def marks(rows: WeightedRows) -> Marks:
     """A number for each row, the same for the same values in every process: `(rows,)`."""
     x = rows.x if rows.given is None else rows.given
     columns = rows.y.reshape(len(rows.y), -1)
-    found = np.zeros(len(x), np.uint64)
+    found = torch.zeros(len(x), dtype=torch.int64)
     for column in (*x.T, *columns.T):
-        found ^= (column.astype(np.float64) + 0.0).view(np.uint64)  # no −0
-        # The mixing of SplitMix64: every bit of a value changes half of the mark's.
-        found += np.uint64(0x9E3779B97F4A7C15)
-        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found ^= found >> np.uint64(31)
-    return (found >> np.uint64(32)).astype(np.uint32)
+        values = torch.from_numpy((column.astype(np.float64) + 0.0).view(np.int64))  # no −0
+        found = mixed((found ^ values) + GOLDEN)
+    return (found.numpy().view(np.uint64) >> np.uint64(32)).astype(np.uint32)

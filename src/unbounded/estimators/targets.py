@@ -38,13 +38,11 @@ def check_targets(y: Any) -> None:
     if values.dtype.kind == "O":
         gaps = [place for place, value in enumerate(values.tolist()) if _is_gap(value)]
     if len(gaps):
-        columns = values.size // max(len(_values(y)), 1)
-        row = f"{target_name(y)} has no value in row {gaps[0] // columns + 1}"
-        raise ValueError(f"{row} (NaN): leave out the rows without one")
+        told = f"{target_name(y)} has no value in row {_row(y, gaps[0])}"
+        raise ValueError(f"{told} (NaN): leave out the rows without one")
     infinite: Any = np.flatnonzero(np.isinf(values)) if values.dtype.kind == "f" else []
     if len(infinite):
-        columns = values.size // max(len(_values(y)), 1)
-        row, value = infinite[0] // columns + 1, values[infinite[0]]
+        row, value = _row(y, infinite[0]), values[infinite[0]]
         raise ValueError(f"{target_name(y)} holds {value} in row {row}: it must be finite")
     if values.dtype.kind == "O":
         kinds = dict.fromkeys(_kind(value) for value in values.tolist())
@@ -125,6 +123,12 @@ def _is_gap(value: Any) -> bool:
 def _kind(value: Any) -> str:
     """The name of a value's type; NumPy's texts are texts."""
     return "str" if isinstance(value, str) else type(value).__name__
+
+
+def _row(y: Any, place: int) -> int:
+    """The number, from 1, of the row that a value is in, by its place among all."""
+    values = _values(y)
+    return int(place // (values.size // len(values)) + 1)
 
 
 def _flat(y: Any) -> NDArray[Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unbounded.layers.base import CountsBatches
+from unbounded.layers.scrambling import scrambled, uniform
 
 _process = 0  # not of a thread: gradients on a GPU are computed by one of their own
 
@@ -83,21 +84,3 @@ def _(key: Tensor, count: int, share: float) -> Tensor:
 @_kept.register_vmap
 def _(info: Any, in_dims: Any, key: Tensor, count: int, share: float) -> tuple[Tensor, int]:
     return _kept(key.movedim(in_dims[0], 0), count, share), 0
-
-
-def scrambled(numbers: Tensor) -> Tensor:
-    """Whole numbers of 64 bits ↦ others that look independent (the finaliser of splitmix64)."""
-    numbers = numbers * -7046029254386353131  # 0x9E3779B97F4A7C15: neighbours are far apart
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
-
-
-def uniform(numbers: Tensor) -> Tensor:
-    """Whole numbers ↦ numbers that look uniform on [0, 1): their first 24 bits."""
-    return _shifted(scrambled(numbers), 40).to(torch.float32) / 2**24
-
-
-def _shifted(numbers: Tensor, count: int) -> Tensor:
-    """To the right, with zeros from the left, as of unsigned numbers."""
-    return (numbers >> count) & ((1 << (64 - count)) - 1)

@@ -135,8 +135,7 @@ class TransformerLayers(Layers):
             places = self.max_length if self.positions == "learnt" else None
             layer = FirstBlock(Embedding(self.vocabulary, self.width, places), block)
         if self.dropout:  # drawn last: weights are those of a network without
-            for part in dict.fromkeys((block, layer)):
-                part.leave_out(self.dropout)
+            layer.leave_out(self.dropout)
         return layer
 
     def head(self, depth: int) -> nn.Module:
@@ -311,7 +310,8 @@ class FirstBlock(nn.Module):
         self.drop: nn.Module = nn.Identity()
 
     def leave_out(self, share: float) -> None:
-        """Drop channels of the embedding."""
+        """Drop channels of the embedding, and those of the block."""
+        self.block.leave_out(share)
         self.drop = ChannelDropout(share, dim=-1)
 
     def forward(self, input: Any, context: SequenceContext) -> Tensor:

@@ -30,6 +30,7 @@ from unbounded.tables.values import Floats, levels_by_number, same_level
 from unbounded.tables.weighted import (
     Codes,
     counts_of,
+    deviation_of,
     mean_of,
     out_of_fold,
     quantiles,
@@ -145,9 +146,8 @@ class Scale:
         heavy = bool(z.max() > 12 or far > 6)
         first = cls(centre, spread, heavy, limit=math.inf)
         t = first.transform(x)
-        mean = mean_of(t, weights)
-        sd = float(np.std(t)) if weights is None else math.sqrt(mean_of((t - mean) ** 2, weights))
-        first.mean, first.sd = float(mean), sd if sd > 0 else 1.0
+        sd = float(deviation_of(t, weights))
+        first.mean, first.sd = float(mean_of(t, weights)), sd if sd > 0 else 1.0
         furthest = float(np.abs(first.transform(x)).max())
         first.limit = max(_MIN_LIMIT, furthest)
         return first

@@ -22,6 +22,7 @@ from unbounded.tables.reading import Table, TableError, pandas
 from unbounded.tables.target import Target
 from unbounded.tables.text import closest
 from unbounded.tables.values import Floats
+from unbounded.tables.weighted import deviation_of, mean_of
 
 Matrix = NDArray[np.float32]
 Values = Floats | Coded
@@ -289,9 +290,6 @@ def standardized_response(
         columns = (y[:, None] == np.arange(num_classes)).astype(np.float64)
     else:
         columns = y.reshape(len(y), -1).astype(np.float64)
-    if weights is None:
-        mean, sd = columns.mean(0), columns.std(0)
-    else:
-        mean = weights @ columns / weights.sum()
-        sd = np.sqrt(weights @ (columns - mean) ** 2 / weights.sum())
-    return (columns - mean) / np.where(sd > 0, sd, 1.0)
+    mean, sd = mean_of(columns, weights), deviation_of(columns, weights)
+    standardized: Floats = (columns - mean) / np.where(sd > 0, sd, 1.0)
+    return standardized

@@ -22,6 +22,13 @@ def mean_of(values: Floats, weights: Floats | None) -> Any:
     return values.mean(0) if weights is None else weights @ values / weights.sum()
 
 
+def deviation_of(values: Floats, weights: Floats | None) -> Any:
+    """The standard deviation over rows, the first axis."""
+    if weights is None:
+        return values.std(0)
+    return np.sqrt(mean_of((values - mean_of(values, weights)) ** 2, weights))
+
+
 def quantiles(x: Floats, weights: Floats | None, levels: Sequence[float]) -> list[float]:
     """Quantiles of values `(rows,)`, each one of the values."""
     if weights is None:
