@@ -26,7 +26,7 @@ from unbounded import interrupts
 from unbounded.data.sequences import RandomWindows, Text, windows
 from unbounded.engines import Eager, Graphs
 from unbounded.experiments import records
-from unbounded.experiments.sequences.recipe import text_parts
+from unbounded.experiments.sequences.recipe import Settings, text_parts
 from unbounded.generation import _Writer
 from unbounded.steps.streams import Stream
 
@@ -129,8 +129,8 @@ def bits(model: ub.UDN, x: Tensor, y: Tensor, within: float | None = None) -> tu
 
 
 def losses(model: ub.UDN, text: Text, rows: int) -> Figures:
-    """Bits a character of the end of a text, without exits and with each of them."""
-    x, y = windows(text_parts(text, 1.0, WINDOW)["test"], WINDOW)
+    """Bits a character of the test pieces of a text, without exits and with each of them."""
+    x, y = windows(text_parts(text, 1.0, WINDOW, Settings().text_stretches)["test"], WINDOW)
     places = torch.linspace(0, len(x) - 1, min(rows, len(x))).long()
     x, y = x[places], y[places]
     model.eval()

@@ -100,16 +100,19 @@ def test_files_are_kept_that_these_settings_would_make(tmp_path, monkeypatch, ca
     assert "(text_reference), to be trained again: text-1-udn-0.json" in capsys.readouterr().out
     assert again("--resume", "--most", "9", "--text-reference", "2", "1") == {"hop-1-udn-0"}
     assert len(again("--text-reference", "2", "1")) == len(whole)  # all of them, without --resume
-    # An earlier version's files do not say what text started from, that nothing was dropped, nor
-    # that it was not bfloat16.
+    # An earlier version's files do not say what text started from, that nothing was dropped, that
+    # one end of the text was held out, nor that it was not bfloat16.
     for path in out.glob("*-0.json"):
         old = records.read_json(path)
-        for name in ("text_reference", "text_dropout", "bf16"):
+        for name in ("text_reference", "text_dropout", "text_stretches", "bf16"):
             del old["configuration"][name]
         records.write_json(path, old)
     were = ("--resume", "--text-reference", "3", "2", "--text-dropout", "0")
+    were += ("--text-stretches", "1")
     assert again(*were) == set()
-    assert again(*were[:4], "--text-dropout", "0.5") == {n for n in whole if n.startswith("text")}
+    of_text = {name for name in whole if name.startswith("text")}
+    assert again(*were[:-1], "3") == of_text
+    assert again(*were[:-1], "3", "--text-dropout", "0.5") == of_text
     assert again("--resume", "--bf16") == whole
 
 
@@ -187,13 +190,30 @@ def test_errors_are_one_line(tmp_path, capsys):
 
 
 def test_parts_of_a_text_do_not_overlap():
-    text = Text(torch.arange(1000), "".join(map(chr, range(1000))))
-    whole, few = (recipe.text_parts(text, share, 16) for share in (1.0, 0.01))
-    assert len(whole["train"]) == 900
-    assert len(few["train"]) == 161
-    for parts in (whole, few):
-        found = torch.cat([parts["train"], parts["validation"], parts["test"]])
+    text = Text(torch.arange(10_000), "".join(map(chr, range(10_000))))
+    whole, few, ends = (
+        recipe.text_parts(text, share, 16, stretches)
+        for share, stretches in ((1.0, 5), (0.01, 5), (1.0, 1))
+    )
+    sizes = [{name: len(part) for name, part in parts.items()} for parts in (whole, few, ends)]
+    assert sizes[0] == sizes[2] == {"train": 9000, "validation": 500, "test": 500}
+    assert sizes[1]["train"] == 5 * 33  # ten windows and one character, evenly
+    for parts in (whole, few, ends):
+        found = torch.cat(list(parts.values()))
         assert len(found.unique()) == len(found)
+    # Each stretch trains on its first nine tenths, or on the last of these.
+    train, test = whole["train"].view(5, -1), whole["test"].view(5, -1)
+    starts = torch.arange(0, 10_000, 2000)[:, None]
+    assert torch.equal(train, starts + torch.arange(1800))
+    assert torch.equal(test, starts + torch.arange(1900, 2000))
+    assert torch.equal(few["train"].view(5, -1), train[:, -33:])
+    assert torch.equal(ends["test"], torch.arange(9500, 10_000))
+
+
+def test_a_short_text_has_fewer_stretches():
+    text = Text(torch.arange(1000), "".join(map(chr, range(1000))))
+    parts = recipe.text_parts(text, 1.0, 16, 20)
+    assert torch.equal(parts["train"], torch.arange(900))
 
 
 def test_what_matters_most_comes_first():

@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"share of channels that training on text leaves out (default: {usual.text_dropout:g})"
     )
     add("--text-dropout", type=float, metavar="SHARE", help=dropped)
+    cut = (
+        f"a text is cut into so many; each one's end is held out (default: {usual.text_stretches})"
+    )
+    add("--text-stretches", type=int, metavar="N", help=cut)
     add("--equal", help="fixed depths at equal parameters (default: 2 3 4 8 12)", **many)
     blocks = f"these are those of so many usual blocks (default: {usual.equal_to})"
     add("--equal-to", type=int, help=blocks)
@@ -193,5 +197,7 @@ def _text(
         text = Text.read(path)
     except DataError as error:
         raise StudyError(f"--data: {error}") from None
-    recipe.text_parts(text, 1.0, settings.text_length)  # before anything is trained
+    recipe.text_parts(
+        text, 1.0, settings.text_length, settings.text_stretches
+    )  # before anything is trained
     return text

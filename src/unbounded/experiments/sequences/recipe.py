@@ -64,6 +64,7 @@ class Settings:
         text_length: characters of a window.
         text_rows: windows of a batch.
         text_steps: batches on text.
+        text_stretches: of a text, at most; each gives its end to validation and test.
         text_shares: parts of the training text, for E[ℓ] against the size of the data.
         equal: other fixed depths on the whole text, as wide as to have the parameters of
         equal_to: blocks of the usual width.
@@ -96,6 +97,7 @@ class Settings:
     text_length: int = 128
     text_rows: int = 64
     text_steps: int = 2500
+    text_stretches: int = 20
     text_shares: tuple[float, ...] = (0.1, 0.3, 1.0)
     equal: tuple[int, ...] = (2, 3, 4, 8, 12)
     equal_to: int = 6
@@ -287,13 +289,14 @@ OLD = {
     "bf16": False,
     "text_reference": list(TransformerLayers.reference),
     "text_dropout": 0.0,
+    "text_stretches": 1,
 }
 """Settings that files of earlier versions do not name."""
 _MATTERS = {
     "all": ["width", "heads", "looks", "lr", "average", "test_rows", "bf16"],
     "hops": ["hop_length", "letters", "mixed", "rows", "steps"],
     "words": ["word_rows", "word_steps"],
-    "text": ["text_length", "text_rows", "text_steps", "text_dropout", "text"],
+    "text": ["text_length", "text_rows", "text_steps", "text_dropout", "text_stretches", "text"],
 }
 _OF_DEPTH = {"hops": ["most"], "words": ["most"], "text": ["text_most", "text_reference"]}
 
@@ -319,22 +322,35 @@ class Fall:
         return cosine((epoch + 0.5) / self.epochs)
 
 
-def text_parts(text: Text, share: float, length: int) -> dict[str, torch.Tensor]:
-    """Training, validation and test characters: the last tenth is for the last two.
+def text_parts(text: Text, share: float, length: int, stretches: int) -> dict[str, torch.Tensor]:
+    """Training, validation and test characters, each from all over the text.
 
-    Of the first nine tenths a share at their end is trained on, at least ten windows.
+    The text is cut into stretches. The last tenth of each is held out, half of it for validation
+    and half for the test. Of the rest a share at its end is trained on. A text's end alone would
+    not do for its whole: plays, chapters and persons differ more than networks.
+
+    Args:
+        text: all of it.
+        share: of the training characters to be trained on; ten windows at least.
+        length: characters of a window. Stretches have 40 of them at least, if the text has.
+        stretches: how many, at most.
     """
     total = len(text.tokens)
-    held = max(4 * length, total // 10)
-    train = text.tokens[: total - held]
-    kept = max(10 * length + 1, math.ceil(share * len(train)))
-    if len(train) < 10 * length + 1:
-        raise StudyError(
-            f"the text has {total} characters, too few for windows of {length}: give a longer one"
-        )
-    rest = text.tokens[total - held :]
-    half = len(rest) // 2
-    return {"train": train[-kept:], "validation": rest[:half], "test": rest[half:]}
+    count = max(1, min(stretches, total // (40 * length)))
+    found: dict[str, list[torch.Tensor]] = {"train": [], "validation": [], "test": []}
+    for stretch in text.tokens.tensor_split(count):
+        held = max(4 * length, len(stretch) // 10)
+        free = len(stretch) - held
+        if free < 10 * length + 1:
+            raise StudyError(
+                f"the text has {total} characters, too few for windows of {length}: "
+                "give a longer one"
+            )
+        kept = max(-(-(10 * length + 1) // count), math.ceil(share * free))
+        found["train"].append(stretch[free - kept : free])
+        found["validation"].append(stretch[free : free + held // 2])
+        found["test"].append(stretch[free + held // 2 :])
+    return {name: torch.cat(pieces) for name, pieces in found.items()}
 
 
 def digest(text: Text | None) -> str | None:
@@ -363,7 +379,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
                 raise StudyError(f"--{name} must be among {', '.join(known)}, got {words}")
             changes[name] = tuple(chosen)
     least = {"width": 1, "heads": 1, "steps": 1, "word_steps": 1, "text_steps": 1, "rows": 1}
-    least |= {"equal_to": 1, "looks": 1, "most": 1, "text_most": 1}
+    least |= {"equal_to": 1, "looks": 1, "most": 1, "text_most": 1, "text_stretches": 1}
     for name, low in {**least, "hop_length": 2, "letters": 2}.items():
         value = getattr(options, name)
         if value is not None:

@@ -85,7 +85,7 @@ def data_of(run: Run, settings: Settings, text: Text | None, device: str = "cpu"
 
 def _text(problem: Problem, settings: Settings, text: Text, device: str) -> Data:
     """Windows from random places of the training text; those of the other parts stand still."""
-    parts = text_parts(text, problem.number, settings.text_length)
+    parts = text_parts(text, problem.number, settings.text_length, settings.text_stretches)
     most = settings.test_rows * settings.text_length + 1
     validation, test = (
         windows(parts[name][:most], settings.text_length) for name in ("validation", "test")

@@ -98,8 +98,9 @@ def _about_made(settings: Row) -> str:
 
 def _about_text(settings: Row) -> str:
     return (
-        f"Bits a character on the last part of the text; {settings['text_steps']} batches of "
-        f"{settings['text_rows']} windows of {settings['text_length']} characters."
+        "Bits a character on held-out pieces from all over the text; "
+        f"{settings['text_steps']} batches of {settings['text_rows']} windows of "
+        f"{settings['text_length']} characters."
     )
 
 
