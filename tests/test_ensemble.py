@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.base import clone
 
 import unbounded as ub
 from helpers import classes, numbers
@@ -128,13 +127,25 @@ def test_a_file_without_its_siblings_is_refused(classifier, tmp_path):
         UDNClassifier.load(path)
 
 
+def test_partial_fit_trains_each_member_as_if_it_were_alone():
+    x, y = (part.numpy() for part in classes(80))
+    options = {"random_state": 0, "width": 8}
+    both = UDNClassifier(**options, n_members=2)
+    one = UDNClassifier(**options)
+    for rows in (slice(0, 40), slice(40, 80)):
+        both.partial_fit(x[rows], y[rows], classes=[0, 1])
+        one.partial_fit(x[rows], y[rows], classes=[0, 1])
+    assert len(both.members_) == 2
+    assert both.stopped_ == "partial_fit"
+    np.testing.assert_allclose(lone(both, 0).predict_proba(x), one.predict_proba(x), rtol=1e-9)
+    assert not np.allclose(lone(both, 1).predict_proba(x), one.predict_proba(x))
+
+
 def test_refusals(classifier):
     x, y = (part.numpy() for part in classes(40))
     for bad in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="n_members must be 'auto' or an integer from 1"):
             UDNClassifier(n_members=bad).fit(x, y)
-    with pytest.raises(ValueError, match="partial_fit trains one model"):
-        clone(classifier).partial_fit(x, y, classes=[0, 1])
 
     class Scaled(Likelihood):
         """Has a parameter, so that members differ in it."""

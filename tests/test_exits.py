@@ -1,5 +1,7 @@
 """Early exits: rows leave when they are sure, and are computed no further."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -179,11 +181,23 @@ def test_estimators(options):
     assert set(model.predict(X, exit=0.8)[0]) <= {"no", "yes"}
 
 
+def test_members_leave_each_by_itself():
+    X, y = make_classification(120, 5, random_state=0)
+    short = {"epochs": 4, "width": 8, "random_state": 0, "depth": ub.TruncatedPoisson(3.0)}
+    several = UDNClassifier(**short, n_members=2).fit(X, y)
+    probs, depths = several.predict_proba(X, exit=0.8)
+    alone = []
+    for member in several.members_:
+        one = copy.copy(several)
+        one.members_, one.model_ = [member], member
+        alone.append(one.predict_proba(X, exit=0.8))
+    np.testing.assert_allclose(probs, (alone[0][0] + alone[1][0]) / 2, atol=1e-12)
+    assert (depths == np.maximum(alone[0][1], alone[1][1])).all()
+    assert len(set(depths)) > 1
+
+
 def test_estimators_that_cannot():
     X, y = make_classification(60, 5, random_state=0)
-    several = UDNClassifier(epochs=1, width=4, n_members=2, random_state=0).fit(X, y)
-    with pytest.raises(ValueError, match="exit is for one network, there are 2"):
-        several.predict_proba(X, exit=0.9)
     number = UDNRegressor(epochs=1, width=4, random_state=0).fit(X, y * 1.0)
     with pytest.raises(TypeError):
         number.predict(X, exit=0.9)

@@ -370,7 +370,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.n_rows_seen_ = rows
         self.history_, self.best_epoch_, self.stopped_ = run.training
         self.n_iter_ = len(self.history_)
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] | None = None
         self._made_with = made_with(self)
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
@@ -439,5 +439,5 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         if "model_" in state and state["model_"].anchor.is_cuda:
             # A pickle made beside a GPU opens on machines without one.
             members = [copy.deepcopy(model).cpu() for model in state["members_"]]
-            state = {**state, "members_": members, "model_": members[0], "_optimizer": None}
+            state = {**state, "members_": members, "model_": members[0], "_optimizers": None}
         return state

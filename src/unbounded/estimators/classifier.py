@@ -124,8 +124,9 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
         Args:
             X: rows, `(rows, feature)`.
             exit: let each row leave at the first depth where the mixture so far is that sure,
-                such as 0.99 (`unbounded.EarlyExit`); of one network. Then the result is a pair:
-                the probabilities by the depths that were run, and how many these were, `(rows,)`.
+                such as 0.99 (`unbounded.EarlyExit`). Then the result is a pair:
+                the probabilities by the depths that were run, and how many these were, `(rows,)`;
+                of an ensemble, in the member that went deepest.
         """
         if exit is not None:
             return self._early(X, exit)

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from unbounded.estimators import prepared as few
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
 from unbounded.estimators.prepared import Prepared
@@ -65,8 +66,22 @@ class Predictor:
         return np.concatenate([getattr(p, what).cpu().numpy() for p in mixtures])
 
     def _of_few(self, x: NDArray[Any], prepared: Sequence[Prepared], what: str) -> Any:
-        """The same of few rows of one network, in NumPy; None where that cannot be."""
-        return prepared[0].expected(what, x, self.input_scaling_) if len(prepared) == 1 else None
+        """The same of few rows, in NumPy; None where that cannot be, or there are more."""
+        if len(x) > few.FEW_ROWS:
+            return None
+        scaled = self.input_scaling_.apply(x)
+        if len(prepared) == 1:
+            return prepared[0].expected(what, scaled)
+        asked = "probs" if what == "classes" else what
+        found = prepared[0].expected_of_all(asked, scaled, prepared[1:])
+        if found is None:
+            return None
+        if what == "mean and std":
+            means, deviations = (np.array(part) for part in zip(*found, strict=True))
+            mean = means.mean(0)
+            return mean, np.sqrt((deviations**2 + (means - mean) ** 2).mean(0))
+        average = sum(found) / len(found)
+        return average.argmax(1) if what == "classes" else average
 
     def _predictions(self, X: Any) -> Iterator[Any]:
         """The mixture over depths (and members) for a few thousand rows at a time."""
@@ -102,15 +117,20 @@ class Predictor:
     def _early(
         self, X: Any, exit: float | EarlyExit
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Probabilities by the depths that it takes to be sure, and the depth of each row."""
+        """Probabilities by the depths that it takes to be sure, and the depth of each row.
+
+        Each member goes by itself; the depth is that of the one that went deepest.
+        """
         check_is_fitted(self)
-        if len(self.members_) > 1:
-            raise ValueError(
-                f"exit is for one network, there are {len(self.members_)}: take n_members=1 or "
-                "ensemble='shared'"
-            )
-        rule = EarlyExit.of(exit)
-        x, prepared = validate_new(self, X), Prepared.of(self.model_)
+        x, rule = validate_new(self, X), EarlyExit.of(exit)
+        members = [self._early_of(Prepared.of(model), x, rule) for model in self.members_]
+        probs = np.mean([found for found, _ in members], 0)
+        return probs, np.max([depths for _, depths in members], 0)
+
+    def _early_of(
+        self, prepared: Prepared, x: NDArray[Any], rule: EarlyExit
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The same of one member."""
         frozen, scalings = prepared.frozen, Scalings(self.input_scaling_, None)
         stack, device = frozen.stack(), self.model_.anchor.device
         with torch.inference_mode():

@@ -7,9 +7,9 @@ copy in NumPy where its layers can (`layers.few_rows`), and so does what is aske
 mixture (`likelihoods.few_rows`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unbounded.estimators.rows import Scaling
 from unbounded.frozen import Frozen
-from unbounded.layers.few_rows import has_global_hooks, numpy_pass
+from unbounded.layers.few_rows import JointPass, has_global_hooks, numpy_pass
 from unbounded.likelihoods import Prediction
 from unbounded.likelihoods.few_rows import expectations
 from unbounded.model import UDN
@@ -39,12 +38,15 @@ class Prepared:
         self._of_few = numpy_pass(self.frozen.stack()) if on_cpu else None
         takes_numbers = on_cpu and not model.layers.integer_inputs
         self._expected = expectations(self.frozen.likelihood, self.log_q) if takes_numbers else {}
+        self._joint: tuple[list[Prepared], JointPass | None] | None = None  # with other members
         network = model.network
         stack = network.stack(len(self.frozen.hidden), self.frozen.first_depth)
         parts = model.depth, model.likelihood, *stack.hidden, *stack.heads
         # Not the model itself: it could never go while this is kept.
         self._modules: list[nn.Module] = [network.hidden, network.heads]
         self._modules += [module for part in parts for module in part.modules()]
+        held = list(chain.from_iterable(map(_held, self._modules)))
+        self._held, self._empty = [one for one in held if one], [one for one in held if not one]
         # Kept themselves, so that no other can come to have the identity of one that is gone.
         self._tensors = [t for module in self._modules for t in _tensors(module)]
         # Tensors of inference mode count no changes.
@@ -83,21 +85,35 @@ class Prepared:
                 outputs, _ = self.frozen(x)
         return self.frozen.likelihood.predictions(outputs, self.log_q)
 
-    def expected(self, what: str, x: NDArray[Any], scaling: Scaling) -> Any:
+    def expected(self, what: str, x: NDArray[Any]) -> Any:
         """A property of the mixture, by name, for few inputs `(rows, …)`; all of it in NumPy.
 
-        Names are those of `likelihoods.few_rows`. None where it cannot be, or there are more than
-        few: then `predictions` has it.
+        Names are those of `likelihoods.few_rows`. None where it cannot be: then `predictions` has
+        it.
 
         Args:
             what: the name.
-            x: rows as they are given.
-            scaling: what the network sees them through.
+            x: rows as the network takes them.
         """
         of_few, expected = self._of_few, self._expected.get(what)
-        if of_few is None or expected is None or len(x) > FEW_ROWS or has_global_hooks():
+        if of_few is None or expected is None or has_global_hooks():
             return None
-        return expected(of_few(scaling.apply(x)))
+        return expected(of_few(x))
+
+    def expected_of_all(self, what: str, x: NDArray[Any], others: Sequence["Prepared"]) -> Any:
+        """The same of this network and others: a list, or None where it cannot be of all."""
+        known = self._joint
+        if known is None or known[0] != others:  # the very same: they have no equality of their own
+            passes = [one._of_few for one in (self, *others)]
+            whole = [one for one in passes if one is not None]
+            joint = JointPass(whole) if len(whole) == len(passes) else None
+            known = self._joint = list(others), joint
+        functions = [one._expected.get(what) for one in (self, *others)]
+        of_few = known[1]
+        if of_few is None or None in functions or has_global_hooks():
+            return None
+        pairs = zip(functions, of_few(x), strict=True)
+        return [function(outputs) for function, outputs in pairs if function is not None]
 
     def _look(self, model: UDN) -> list[Any]:
         """What a change of the model would change: which parts there are, and their values.
@@ -107,8 +123,8 @@ class Prepared:
         parts = model._modules
         network: Any = parts["network"]
         seen: list[Any] = [*map(id, parts.values()), id(network._modules["hidden"])]
-        held = chain.from_iterable(map(_held, self._modules))
-        seen += map(id, chain.from_iterable(map(_values_of, held)))
+        seen += map(id, chain.from_iterable(map(dict.values, self._held)))
+        seen.append(sum(map(len, self._empty)))
         # Numbers, of which each is given once.
         seen += chain.from_iterable(chain.from_iterable(map(_hooks, self._modules)))
         # A tensor whose storage is replaced, and one that is written to by all but fused
@@ -126,7 +142,6 @@ FEW_ROWS = 64
 """Up to which NumPy is faster."""
 _held = attrgetter("_modules", "_parameters", "_buffers")
 _hooks = attrgetter("_forward_hooks", "_forward_pre_hooks")
-_values_of: Callable[[Any], Any] = methodcaller("values")
 _version = attrgetter("_version")
 _known: WeakKeyDictionary[UDN, Prepared] = WeakKeyDictionary()
 _PLAIN = frozenset((bool, int, float))
