@@ -514,7 +514,8 @@ def test_a_row_that_counts_twice_is_two_rows():
     number = np.where(random.random(500) < 0.1, np.nan, random.standard_t(2, 500))
     truth = np.where(np.isnan(number), np.nan, number > 0.5)
     coded = enc.Coded(random.integers(-1, 60, 500).astype(np.int32), [f"l{i}" for i in range(60)])
-    response = random.normal(size=(500, 2))
+    worded = enc.Coded(coded.codes, [f"text {i} of{i % 4}" for i in range(60)])
+    response = random.normal(size=(500, 2)) + (coded.codes % 4 == 1)[:, None]
     once = enc.Response(response, 0, times.astype(float))
     copies = np.repeat(np.arange(500), times)
     twice = enc.Response(response[copies], 0)
@@ -522,6 +523,7 @@ def test_a_row_that_counts_twice_is_two_rows():
         (enc.NumberEncoder, number, number[copies]),
         (enc.BooleanEncoder, truth, truth[copies]),
         (enc.CategoryEncoder, coded, coded.take(copies)),
+        (enc.WordsEncoder, worded, worded.take(copies)),
     ):
         found = kind.fit(values, once).transform(values)
         np.testing.assert_allclose(found, kind.fit(more, twice).transform(values), atol=1e-6)

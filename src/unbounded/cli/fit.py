@@ -21,11 +21,11 @@ TAKES_PROCESSES = True
 DESCRIPTION = """\
 Learn to predict one column of a table from the others, with a network whose depth is inferred.
 
-Numbers, categories, yes/no, dates and missing values are understood; columns that carry nothing
-(all missing, one value, identifiers, free text) are left out and named. A share of the rows is
-held out: the scores on them stand beside those of a linear model and of gradient boosting on the
-same split and encoding, and a line says which is best and whether that is more than chance. What
-was learnt and how the columns were encoded go into one file.
+Numbers, categories, yes/no, dates and missing values are understood, and of free text the words
+that tell of the target; columns that carry nothing (all missing, one value, identifiers) are left
+out and named. A share of the rows is held out: the scores on them stand beside those of a linear
+model and of gradient boosting on the same split and encoding, and a line says which is best and
+whether that is more than chance. What was learnt and how the columns were encoded go into one file.
 
 Ctrl-C and SIGTERM end training early and keep the best epoch. If training diverges, or if the next
 layers would not fit into memory, the best epoch before is kept, and a line says what to change."""

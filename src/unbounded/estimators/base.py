@@ -129,8 +129,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     Tables: X is an array or a pandas or polars frame. Finite numbers are taken as they are. Where
     there are texts, categories, dates or missing values, all columns are encoded as `unbounded
     fit` does: numbers scaled robustly, gaps filled and marked, categories as indicators (with
-    means of the target for many levels), dates with their cycles; what says nothing, such as
-    identifiers and free text, is left out. `encoding_.listing()` tells what was made of each
+    means of the target for many levels), dates with their cycles, free text by the words that
+    tell of the target; what says nothing, such as identifiers, is left out.
+    `encoding_.listing()` tells what was made of each
     column. A category that training did not meet counts as an unknown one. That needs the extra
     `unbounded[tables]`.
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unbounded.exporting.graphs import ExportError
 from unbounded.tables.encoders import (
     _CYCLES,
     _HUGE,
@@ -21,6 +22,7 @@ from unbounded.tables.encoders import (
     Coded,
     NumberEncoder,
     PresenceEncoder,
+    WordsEncoder,
 )
 from unbounded.tables.encoding import Encoding, parse
 from unbounded.tables.reading import MISSING
@@ -110,6 +112,11 @@ class Columns(nn.Module):
         for column in encoding.used:
             name = column.name
             codes: dict[str, int] = {}
+            if isinstance(encoders[name], WordsEncoder):
+                raise ExportError(
+                    f"the column {name!r} is free text, of which the model sees words; a file of "
+                    "this kind cannot find them: fit without it"
+                )
             if not isinstance(encoders[name], NumberEncoder):
                 table, codes = _table(encoders[name], encoding.missing, column.numeric)
                 self.tables.append(nn.Parameter(torch.from_numpy(table), requires_grad=False))

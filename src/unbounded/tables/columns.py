@@ -11,6 +11,7 @@ import numpy as np
 
 from unbounded.schema import choice, flag, optional, real, record, text, whole
 from unbounded.tables import values as read
+from unbounded.tables import words
 from unbounded.tables.reading import LONGEST_TEXT, NO_VALUE, Table, TableError
 from unbounded.tables.text import is_number, plain_number, shorten
 
@@ -33,8 +34,8 @@ class Column:
 
     Attributes:
         name: as in the file.
-        kind: "number", "category", "boolean", "date", "text" (only whether it is there counts)
-            or "dropped".
+        kind: "number", "category", "boolean", "date", "words" (texts that hardly repeat, of which
+            some words do), "text" (only whether it is there counts) or "dropped".
         rows: how many rows were looked at.
         missing: how many of them have no value.
         distinct: how many different values there are; None if more than `TRACKED`.
@@ -84,8 +85,9 @@ class Column:
         return column
 
 
+_KINDS = ("number", "category", "boolean", "date", "words", "text", "dropped")
 _FIELDS = record(
-    {"name": text(), "kind": choice("number", "category", "boolean", "date", "text", "dropped")},
+    {"name": text(), "kind": choice(*_KINDS)},
     {
         "rows": whole(),
         "missing": whole(),
@@ -118,6 +120,7 @@ class Profile:
         self.levels: Counter[str] | None = Counter()
         self.repeats = False
         self.is_long = False  # holds a text that nobody names a category by
+        self.words_repeat: bool | None = None  # of texts that are too many to be counted
         self.formats: list[str] | None = None  # that read every date so far
         self.days = (math.inf, -math.inf)
 
@@ -196,6 +199,7 @@ class Profile:
         # Once something is there twice it stays so; how often no longer matters.
         self.repeats = self.repeats or self.present > len(self.levels)
         if self.is_long or len(self.levels) > TRACKED:
+            self.words_repeat = not self.is_long and words.repeat(self.levels)
             self.levels = None
 
     def column(self, *, category: bool = False, keep: bool = False) -> Column:
@@ -239,6 +243,8 @@ class Profile:
         if len(lowered) == 2 and lowered & read.YES and lowered & read.NO and not category:
             return found("boolean")
         why = "" if keep or category else self._why_text()
+        if why and self._has_words():
+            return found("words")
         if why:
             return found("text") if self.missing else found("dropped", why)
         if distinct is None:
@@ -257,6 +263,12 @@ class Profile:
                 f"column {self.name!r} holds text among numbers, the first ({text!r}) in "
                 f"row {row}: correct it, or {self.remedy.format(text=text, name=self.name)}"
             )
+
+    def _has_words(self) -> bool:
+        """Whether words of the texts are there again and again."""
+        if self.levels is None:
+            return bool(self.words_repeat)
+        return not self.is_long and words.repeat(self.levels)
 
     def _is_identifier(self) -> bool:
         if self.repeats or not self.whole or self.present < _UNIQUE_FROM:

@@ -16,6 +16,7 @@ from unbounded.tables.encoders import (
     Coded,
     Encoder,
     NumberEncoder,
+    WordsEncoder,
 )
 from unbounded.tables.scores import importance_of_columns
 from unbounded.tables.text import shorten
@@ -136,6 +137,8 @@ def _grid(encoder: Encoder, x: NDArray[Any]) -> Grid | None:
     """Values to set a column to, from its encoded rows; None where there are not two."""
     if isinstance(encoder, CategoryEncoder):
         grid = _level_grid(encoder, x)
+    elif isinstance(encoder, WordsEncoder):
+        grid = _word_grid(encoder, x)
     elif isinstance(encoder, NumberEncoder) and not isinstance(encoder, BooleanEncoder):
         return _number_grid(encoder, x)
     else:
@@ -194,3 +197,16 @@ def _level_grid(encoder: CategoryEncoder, x: NDArray[Any]) -> Grid:
     encoded = encoder.transform(Coded(np.array(codes, np.int32), levels))
     names = (*levels, *(["(missing)"] if -1 in codes else []))
     return Grid(encoded, list(range(x.shape[1])), np.array(parts), levels=names)
+
+
+def _word_grid(encoder: WordsEncoder, x: NDArray[Any]) -> Grid:
+    """Texts of one of the most frequent words alone, and of none."""
+    shares = x[:, : len(encoder.words)].mean(0, dtype=np.float64)
+    order = np.argsort(-shares, kind="stable")[: _LEVELS - 1]
+    kept = [int(i) for i in order if shares[i] > 0]
+    words = [encoder.words[i] for i in kept]
+    encoded = encoder.transform(Coded(np.arange(len(words) + 1, dtype=np.int32), [*words, ""]))
+    none = float((x[:, : len(encoder.words)] == 0).all(1).mean())
+    parts = np.array([*(float(shares[i]) for i in kept), none])
+    names = (*words, "(none of them)")
+    return Grid(encoded, list(range(x.shape[1])), parts, levels=names)

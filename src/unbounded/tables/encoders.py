@@ -5,9 +5,8 @@ Every encoder is data: it becomes a plain dictionary (`to_dict`) and comes back 
 
 import math
 import sys
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +24,10 @@ from unbounded.schema import (
     text,
     wrong,
 )
+from unbounded.tables.encoder import Coded, Encoder, Response, weights_of
 from unbounded.tables.text import count_of
 from unbounded.tables.values import Floats, levels_by_number, same_level
 from unbounded.tables.weighted import (
-    Codes,
     counts_of,
     deviation_of,
     mean_of,
@@ -36,6 +35,7 @@ from unbounded.tables.weighted import (
     quantiles,
     smoothed_means,
 )
+from unbounded.tables.words import MAX_WORDS, WordsEncoder
 
 MAX_LEVELS = 40
 """Categories with more levels than this also get the mean of the target at each level."""
@@ -46,60 +46,6 @@ _MIN_LIMIT = 10.0
 _YEAR, _WEEK, _DAY = 365.2425 * 86400, 7 * 86400, 86400
 # Length and start; 1970 began on a Thursday: weeks are counted from the Monday after.
 _CYCLES = {"year": (_YEAR, 0), "week": (_WEEK, 4 * _DAY), "day": (_DAY, 0)}
-
-
-class Coded(NamedTuple):
-    """Texts as numbers into a list of levels, −1 where there is none."""
-
-    codes: Codes  # (rows,)
-    levels: list[str]
-
-    def take(self, rows: Any) -> "Coded":
-        """Some of the rows."""
-        return Coded(self.codes[rows], self.levels)
-
-
-class Response(NamedTuple):
-    """What the means of a category's levels are means of: columns with a mean and a spread."""
-
-    values: Floats  # (rows, means): indicators of the classes, or the number, standardised
-    seed: int
-    weights: Floats | None = None  # (rows,): how often each row counts; None for once
-
-
-class Encoder(ABC):
-    """A column's encoder, fitted to training rows."""
-
-    kind: ClassVar[str]
-
-    @classmethod
-    @abstractmethod
-    def fit(cls, values: Any, response: Response | None = None) -> "Encoder":
-        """From the values of the training rows, `(rows,)`, as the column's kind reads them."""
-
-    @abstractmethod
-    def parts(self) -> dict[str, list[str]]:
-        """What the model sees, in words ↦ how the names of these numbers end."""
-
-    @abstractmethod
-    def transform(self, values: Any) -> NDArray[np.float32]:
-        """`(rows,)` values, as the column's kind reads them, to `(rows, width)`."""
-
-    def fit_transform(self, values: Any, response: Response | None) -> NDArray[np.float32]:
-        """The training rows themselves."""
-        return self.transform(values)
-
-    def names(self, column: str) -> list[str]:
-        """The names of the numbers that it gives."""
-        return [column + ending for endings in self.parts().values() for ending in endings]
-
-    def uses(self) -> str:
-        """What the model sees of the column, for people."""
-        return " + ".join(self.parts())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the kind."""
-        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
 
 @dataclass
@@ -182,7 +128,7 @@ class NumberEncoder(Encoder):
     @classmethod
     def fit(cls, values: Floats, response: Response | None = None) -> "NumberEncoder":
         """The scale, and whether values are missing."""
-        return cls(Scale.fit(values, _weights(response)), bool(np.isnan(values).any()))
+        return cls(Scale.fit(values, weights_of(response)), bool(np.isnan(values).any()))
 
     def parts(self) -> dict[str, list[str]]:
         """The number, its cycles, and whether it is missing."""
@@ -216,7 +162,7 @@ class BooleanEncoder(NumberEncoder):
     @classmethod
     def fit(cls, values: Floats, response: Response | None = None) -> "BooleanEncoder":
         """From 0, 1 and NaN."""
-        there, weights = ~np.isnan(values), _weights(response)
+        there, weights = ~np.isnan(values), weights_of(response)
         weights = None if weights is None else weights[there]
         share = float(mean_of(values[there], weights)) if there.any() else 0.0
         sd = math.sqrt(share * (1 - share))
@@ -268,7 +214,7 @@ class DateEncoder(NumberEncoder):
             reach = (("year", 200 * _DAY), ("week", 5 * _DAY))
             cycles = [name for name, least in reach if span >= least]
             cycles += ["day"] if (there % _DAY != there[0] % _DAY).any() else []
-        scale = Scale.fit(values, _weights(response))
+        scale = Scale.fit(values, weights_of(response))
         return cls(scale, bool(np.isnan(values).any()), cycles)
 
     def rounds(self) -> list[str]:
@@ -304,7 +250,7 @@ class CategoryEncoder(Encoder):
     def fit(cls, values: Coded, response: Response | None = None) -> "CategoryEncoder":
         """From the training rows; with the response, means for many levels."""
         codes, names = values
-        weights = _weights(response)
+        weights = weights_of(response)
         rows = len(codes) if weights is None else weights.sum()
         counts = counts_of(codes, weights, len(names))
         total = counts.sum()
@@ -378,7 +324,14 @@ class CategoryEncoder(Encoder):
 
 ENCODERS: dict[str, type[Encoder]] = {
     cls.kind: cls
-    for cls in (NumberEncoder, BooleanEncoder, PresenceEncoder, DateEncoder, CategoryEncoder)
+    for cls in (
+        NumberEncoder,
+        BooleanEncoder,
+        PresenceEncoder,
+        DateEncoder,
+        CategoryEncoder,
+        WordsEncoder,
+    )
 }
 
 
@@ -398,6 +351,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "missing": flag,
         "means": mapping(list_of(real(), least=1)),
     },
+    "words": {"words": list_of(text(), least=1, most=MAX_WORDS), "missing": flag},
 }
 
 
@@ -410,7 +364,7 @@ def encoder_from_dict(data: Any, where: str = "encoder") -> Encoder:
     del fields["kind"]
     if "scale" in fields:
         fields["scale"] = Scale(**fields["scale"])
-    for name in ("levels", "cycles"):
+    for name in ("levels", "cycles", "words"):
         if len(set(fields.get(name, ()))) < len(fields.get(name, ())):
             raise FileError(f"the field {where}.{name} holds something twice")
     if "levels" in fields and len(fields["shares"]) != len(fields["levels"]) + fields["other"]:
@@ -419,7 +373,3 @@ def encoder_from_dict(data: Any, where: str = "encoder") -> Encoder:
     if means and ("" not in means or len({len(row) for row in means.values()}) > 1):
         raise FileError(f"the field {where}.means should be of one length, with one for the rest")
     return ENCODERS[kind](**fields)
-
-
-def _weights(response: Response | None) -> Floats | None:
-    return None if response is None else response.weights

@@ -1,7 +1,7 @@
 """From a table's columns to the matrix that a network takes, and all of that as data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from unbounded.tables.encoders import (
     CategoryEncoder,
     Coded,
     Encoder,
+    PresenceEncoder,
     Response,
+    WordsEncoder,
     encoder_from_dict,
 )
 from unbounded.tables.reading import Table, TableError, pandas
@@ -26,6 +28,8 @@ from unbounded.tables.weighted import deviation_of, mean_of
 
 Matrix = NDArray[np.float32]
 Values = Floats | Coded
+NO_WORDS = "free text: no word tells of the target"
+_TEXTS = ("category", "words")  # kinds whose values are codes of texts
 
 
 def parse(column: Column, series: Any, start: int = 0) -> Values:
@@ -34,7 +38,7 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
     Raises:
         TableError: on text in a column of numbers, on infinite values, on what is no date.
     """
-    if column.kind == "category":
+    if column.kind in _TEXTS:
         codes, levels = pandas().factorize(read.texts(series))
         return Coded(codes.astype(np.int32), [str(level) for level in levels])
     if column.kind == "boolean":
@@ -61,6 +65,7 @@ class Store:
     def __init__(self, columns: Sequence[Column], target: Target | None = None):
         self.columns = [column for column in columns if column.is_used]
         self.target = target
+        self._kinds = {column.name: column.kind for column in self.columns}
         self._parts: dict[str, list[Any]] = {column.name: [] for column in self.columns}
         self._levels: dict[str, dict[str, int]] = {column.name: {} for column in self.columns}
         self._target_parts: list[Floats] = []
@@ -123,10 +128,13 @@ class Store:
         parts = self._parts[column.name]
         if len(parts) > 1:
             self._parts[column.name] = parts = [np.concatenate(parts)]
-        if column.kind == "category":
-            return Coded(parts[0][rows], list(self._levels[column.name]))
-        values: Floats = parts[0][rows]
-        return values
+        values: Any = parts[0][rows]
+        if self._kinds[column.name] not in _TEXTS:
+            numbers: Floats = values
+            return numbers
+        if column.kind == "text":  # read for its words, of which none tells anything
+            return np.where(values < 0, np.nan, 1.0)
+        return Coded(values, list(self._levels[column.name]))
 
 
 @dataclass(frozen=True)
@@ -180,11 +188,21 @@ class Encoding:
         given = Response(response, seed, weights)
         encoders: dict[str, Encoder] = {}
         parts = []
+        found = {column.name: column for column in columns}
         for column in store.columns:
             values = store.values(column, rows)
-            encoder = encoders[column.name] = ENCODERS[column.kind].fit(values, given)
+            encoder = ENCODERS[column.kind].fit(values, given)
+            if isinstance(encoder, WordsEncoder) and not encoder.words:
+                if not encoder.missing:
+                    found[column.name] = replace(column, kind="dropped", why=NO_WORDS)
+                    continue
+                found[column.name] = replace(column, kind="text")
+                values, encoder = store.values(found[column.name], rows), PresenceEncoder()
+            encoders[column.name] = encoder
             parts.append(encoder.fit_transform(values, given))
-        return cls(list(columns), encoders, tuple(missing)), np.concatenate(parts, 1)
+        if not parts:
+            raise TableError(f"no column says anything about the target ({NO_WORDS})")
+        return cls(list(found.values()), encoders, tuple(missing)), np.concatenate(parts, 1)
 
     @property
     def used(self) -> list[Column]:
