@@ -1,5 +1,6 @@
 """Deep ensembles of UDNs behind the estimators: trained at once, predicting as one mixture."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -139,6 +140,24 @@ def test_partial_fit_trains_each_member_as_if_it_were_alone():
     assert both.stopped_ == "partial_fit"
     np.testing.assert_allclose(lone(both, 0).predict_proba(x), one.predict_proba(x), rtol=1e-9)
     assert not np.allclose(lone(both, 1).predict_proba(x), one.predict_proba(x))
+
+
+def test_partial_fit_trains_the_members_that_there_are():
+    x, y = (part.numpy() for part in classes(80))
+    model = UDNClassifier(random_state=0, width=8, n_members=2).partial_fit(x, y, classes=[0, 1])
+    model.members_ = copy.deepcopy(model.members_)
+    before = [m.network.heads["1"].weight.detach().clone() for m in model.members_]
+    model.partial_fit(x, y)
+    for member, was in zip(model.members_, before, strict=True):
+        assert not torch.equal(member.network.heads["1"].weight, was)
+
+
+def test_members_of_different_layers_predict_few_rows_too(classifier):
+    x, y = (part.numpy() for part in classes(120))
+    other = UDNClassifier(**{**QUICK, "width": 7}).fit(x, y)
+    both = lone(classifier, 0)
+    both.members_ = [*both.members_, other.model_]
+    np.testing.assert_allclose(both.predict_proba(x[:3]), both.predict_proba(x)[:3], rtol=1e-9)
 
 
 def test_refusals(classifier):

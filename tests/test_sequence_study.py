@@ -210,6 +210,14 @@ def test_parts_of_a_text_do_not_overlap():
     assert torch.equal(ends["test"], torch.arange(9500, 10_000))
 
 
+def test_some_windows_are_from_all_over():
+    x = torch.arange(100)[:, None].expand(-1, 3)
+    found, targets = runs._some(x, x + 1, 5)
+    assert found[:, 0].tolist() == [0, 25, 50, 74, 99]
+    assert torch.equal(targets, found + 1)
+    assert torch.equal(runs._some(x, x, 1000)[0], x)
+
+
 def test_a_short_text_has_fewer_stretches():
     text = Text(torch.arange(1000), "".join(map(chr, range(1000))))
     parts = recipe.text_parts(text, 1.0, 16, 20)

@@ -514,8 +514,7 @@ def test_a_row_that_counts_twice_is_two_rows():
     number = np.where(random.random(500) < 0.1, np.nan, random.standard_t(2, 500))
     truth = np.where(np.isnan(number), np.nan, number > 0.5)
     coded = enc.Coded(random.integers(-1, 60, 500).astype(np.int32), [f"l{i}" for i in range(60)])
-    worded = enc.Coded(coded.codes, [f"text {i} of{i % 4}" for i in range(60)])
-    response = random.normal(size=(500, 2)) + (coded.codes % 4 == 1)[:, None]
+    response = random.normal(size=(500, 2))
     once = enc.Response(response, 0, times.astype(float))
     copies = np.repeat(np.arange(500), times)
     twice = enc.Response(response[copies], 0)
@@ -523,7 +522,6 @@ def test_a_row_that_counts_twice_is_two_rows():
         (enc.NumberEncoder, number, number[copies]),
         (enc.BooleanEncoder, truth, truth[copies]),
         (enc.CategoryEncoder, coded, coded.take(copies)),
-        (enc.WordsEncoder, worded, worded.take(copies)),
     ):
         found = kind.fit(values, once).transform(values)
         np.testing.assert_allclose(found, kind.fit(more, twice).transform(values), atol=1e-6)
@@ -646,6 +644,6 @@ def test_text_in_a_number_column_of_new_rows_is_named(tmp_path):
 
 @pytest.mark.parametrize("category", [False, True])
 def test_a_long_text_that_repeats_is_no_identifier(category):
-    table = Table(pd.DataFrame({"a": ["x", "y" * 300_000] * 15}))
+    table = Table(pd.DataFrame({"a": ["#", "!" * 300_000] * 15}))
     column = profile(table)["a"].column(category=category)
     assert (column.kind, column.why) == ("dropped", "texts of more than 65,536 letters")

@@ -8,9 +8,11 @@ from unbounded import TableModel, UDNClassifier, UDNRegressor
 from unbounded.exporting import ExportError, export
 from unbounded.tables import columns as profiles
 from unbounded.tables import encoders as enc
-from unbounded.tables import words
+from unbounded.tables import streaming, words
 from unbounded.tables.columns import Profile
-from unbounded.tables.reading import TableError
+from unbounded.tables.encoding import Encoding, standardized_response
+from unbounded.tables.prepare import prepare
+from unbounded.tables.reading import Table, TableError
 
 SHORT = {"epochs": 12, "width": 16, "random_state": 0}
 BRANDS = {"toyota": 0, "datsun": 0, "ford": 1, "chevrolet": 1, "fiat": 2, "renault": 2}
@@ -61,15 +63,34 @@ def test_texts_of_which_words_repeat_are_read_by_these():
 
 def test_texts_that_are_too_many_to_be_counted(monkeypatch):
     monkeypatch.setattr(profiles, "TRACKED", 50)
-    found = Profile("column")
-    for start in range(0, 200, 100):
-        rows = [f"{['red', 'blue'][i % 2]} {i}" for i in range(start, start + 100)]
-        found.update(pd.Series(rows, dtype="str"), start)
-    assert found.levels is None
-    assert found.column().kind == "words"
+    rows = [f"u{i}" for i in range(200)] + [f"{['red', 'blue'][i % 2]} u{i}" for i in range(200)]
+    for order in (rows, rows[::-1]):
+        found = Profile("column")
+        for start in range(0, 400, 100):
+            found.update(pd.Series(order[start : start + 100], dtype="str"), start)
+        assert found.levels is None
+        assert found.column().kind == found.column(keep=True).kind == "words"
+        assert found.column(category=True).kind == "dropped"
     found = Profile("column")
     found.update(pd.Series([f"n{i}" for i in range(100)], dtype="str"), 0)
     assert found.column().kind == "dropped"
+
+
+def test_one_long_text_is_no_reason_to_leave_out_the_others():
+    texts = [f"{['red', 'blue'][i % 2]} {i}" for i in range(100)]
+    assert kind_of([*texts, "good " * 20_000]).kind == "words"
+    found = kind_of([*(f"x{i}" for i in range(100)), "y" * 70_000])
+    assert (found.kind, found.why) == ("dropped", "texts of more than 65,536 letters")
+
+
+def test_words_that_are_too_many_to_be_counted(monkeypatch):
+    monkeypatch.setattr(words, "_TRACKED", 100)
+    count = words.Count()
+    for start in range(0, 1000, 50):
+        count.add({f"often x{i}" if i % 2 else f"x{i}": 1 for i in range(start, start + 50)})
+    assert len(count.words) <= 150
+    assert count.rows == 1000
+    assert count.repeats
 
 
 def coded(texts):
@@ -92,7 +113,78 @@ def test_words_that_tell_of_the_target_are_found_and_others_are_not():
         found += {"w0", "w1"} <= set(chosen)
         false += len(set(chosen) - {"w0", "w1"})
     assert found == 40
-    assert false <= 6  # of 28 · 40 that tell nothing
+    assert false <= 12  # of 28 · 40 that tell nothing
+
+
+def noise(random, rows, words=100):
+    """Texts of words that tell nothing."""
+    present = random.random((rows, words)) < 0.05
+    return coded(
+        [f"x{n} " + " ".join(f"w{i}" for i in np.flatnonzero(r)) for n, r in enumerate(present)]
+    )
+
+
+def balanced(random):
+    y = (random.random(600) < 0.05).astype(int)
+    weights = np.where(y == 1, 10.0, 0.5)
+    return noise(random, 600), standardized_response(y, 2, weights), weights
+
+
+def gone_with_the_target(random):
+    values, y = noise(random, 1000), random.integers(0, 2, 1000)
+    codes = np.where((y == 0) & (random.random(1000) < 0.8), -1, values.codes)
+    return enc.Coded(codes, values.levels), standardized_response(y, 2), None
+
+
+def outlier(random):
+    y = random.normal(size=500)
+    y[7] = 1e4
+    return noise(random, 500), standardized_response(y), None
+
+
+def weighted(random):
+    weights = np.exp(2 * random.normal(size=800))
+    y = random.integers(0, 2, 800)
+    return noise(random, 800), standardized_response(y, 2, weights), weights
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        balanced,
+        gone_with_the_target,
+        outlier,
+        weighted,
+        lambda r: (
+            noise(r, 500),
+            standardized_response(r.integers(0, 2, 500), 2),
+            np.full(500, 50.0),
+        ),
+        lambda r: (noise(r, 400), standardized_response(r.integers(0, 40, 400), 40), None),
+        lambda r: (noise(r, 500), standardized_response(np.exp(3 * r.normal(size=500))), None),
+    ],
+    ids=["balanced", "gone", "outlier", "weighted", "heavy", "classes", "tails"],
+)
+def test_what_tells_nothing_is_not_taken_for_telling(case):
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(8):
+        values, response, weights = case(random)
+        found += enc.WordsEncoder.fit(values, enc.Response(response, 0, weights)).words
+    assert len(found) <= 2  # of 800
+
+
+def test_the_unit_of_weights_does_not_matter():
+    frame, y = cars()
+    values, weights = coded(frame["name"]), np.random.default_rng(0).uniform(1, 2, len(y))
+    chosen = [
+        enc.WordsEncoder.fit(
+            values, enc.Response(standardized_response(y == "east", 2, w), 0, w)
+        ).words
+        for w in (weights, 100 * weights)
+    ]
+    assert chosen[0] == chosen[1]
+    assert {"toyota", "datsun"} <= set(chosen[0])
 
 
 def test_the_most_telling_come_first_and_there_are_at_most_so_many():
@@ -126,7 +218,7 @@ def test_a_word_is_seen_where_it_is():
         enc.encoder_from_dict({"kind": "words", "words": ["a", "a"], "missing": False})
 
 
-def test_rows_in_another_order_and_copies_choose_the_same():
+def test_rows_in_another_order_choose_the_same():
     frame, y = cars()
     response = np.stack([(y == one) * 1.0 for one in ("east", "west")], 1)
     response = (response - response.mean(0)) / response.std(0)
@@ -136,10 +228,6 @@ def test_rows_in_another_order_and_copies_choose_the_same():
     order = np.random.default_rng(1).permutation(len(y))
     again = coded(frame["name"].iloc[order])
     assert enc.WordsEncoder.fit(again, enc.Response(response[order], 0)).words == chosen
-    twice = enc.Coded(np.repeat(values.codes, 2), values.levels)
-    counted = enc.Response(response, 0, np.full(len(y), 2.0))
-    expected = enc.WordsEncoder.fit(twice, enc.Response(np.repeat(response, 2, 0), 0)).words
-    assert enc.WordsEncoder.fit(values, counted).words == expected
 
 
 def test_names_tell_the_class(tmp_path):
@@ -158,8 +246,9 @@ def test_names_tell_the_class(tmp_path):
     # A text of no known word, and none, are predicted too.
     odd = new.iloc[:2].assign(name=["a rickshaw", None])
     assert np.isfinite(model.predict_proba(odd)).all()
-    with pytest.raises(ValueError, match=r"'name' holds numbers.*texts such as those in training"):
-        model.predict(new.assign(name=1.5))
+    # Texts that happen to be numbers come as such from a file.
+    numbers = [model.predict_proba(new.assign(name=one)) for one in (17, "17")]
+    np.testing.assert_array_equal(*numbers)
 
 
 def test_numbers_by_words_and_polars():
@@ -202,7 +291,48 @@ def test_in_files_and_pages(tmp_path, stream):
     model.save(tmp_path / "m.udn")
     model.report(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "toyota" in page
-    assert "(none of them)" in page
+    assert "a text with &#x27;toyota&#x27;" in page or "a text with 'toyota'" in page
+    assert "any other text" not in page  # there is none
     with pytest.raises(ExportError, match="'name' is free text"):
         export(model, tmp_path / "m.onnx")
+
+
+def test_partial_fit_keeps_the_encoding(tmp_path):
+    frame, y = cars()
+    model = UDNClassifier(**SHORT).fit(frame, y)
+    before = model.encoding_
+    model.partial_fit(frame.iloc[:50], y[:50])
+    assert model.encoding_ is before
+    assert model.score(frame, y) > 0.9
+
+
+def test_a_stream_keeps_the_texts_of_its_sample_alone(tmp_path, monkeypatch):
+    frame, y = cars(2000)
+    frame["origin"] = y
+    monkeypatch.setattr(streaming, "SAMPLE_ROWS", 100)
+    stores = []
+    real = Encoding.fit.__func__
+
+    def fit(cls, store, *rest, **options):
+        stores.append(store)
+        return real(cls, store, *rest, **options)
+
+    monkeypatch.setattr(Encoding, "fit", classmethod(fit))
+    TableModel.fit(frame, "origin", stream=True, references=False, epochs=1, width=8, seed=0)
+    (store,) = stores
+    assert len(store.values(store.columns[1]).levels) <= len(store.y) <= 110
+
+
+@pytest.mark.parametrize("how", ["missing", "word"])
+def test_texts_that_give_the_target_away_are_told(how):
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, 200)
+    texts = [f"{random.choice(['red', 'blue'])} {i}" for i in range(200)]
+    if how == "missing":
+        texts = [None if one else text for text, one in zip(texts, y, strict=True)]
+    else:
+        texts = [f"{['kept', 'cancelled'][one]} {text}" for text, one in zip(texts, y, strict=True)]
+    frame = pd.DataFrame({"x": random.normal(size=200), "note": texts, "y": y.astype(str)})
+    assert prepare(Table(frame), "y").giveaways == ("note",)
+    frame["note"] = [f"{random.choice(['red', 'blue'])} {i}" for i in range(200)]
+    assert prepare(Table(frame), "y").giveaways == ()

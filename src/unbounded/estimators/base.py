@@ -371,7 +371,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.n_rows_seen_ = rows
         self.history_, self.best_epoch_, self.stopped_ = run.training
         self.n_iter_ = len(self.history_)
-        self._optimizers: list[torch.optim.Optimizer] | None = None
+        self._optimizers: list[tuple[UDN, torch.optim.Optimizer]] | None = None
         self._made_with = made_with(self)
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
@@ -387,9 +387,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
 
     def _further(self, X: Any, x: Array, y: Array, weights: Array, size: int) -> Any:
         """Rows X, encoded as x, for `partial_fit`: where `fit` has met them, it must not show."""
-        rows = WeightedRows(known(self, X, x), y, weights)
-        if getattr(self, "_shares", None) is None:
+        table = known(self, X, x)
+        if not isinstance(table, KnownTable) or getattr(self, "_shares", None) is None:
             return x
+        rows = WeightedRows(table, y, weights)
         return self._encoded(rows, size, check_random_state(self.random_state)).x
 
     def _evaluation(self, eval_set: Any) -> WeightedRows:

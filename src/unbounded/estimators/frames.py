@@ -409,8 +409,6 @@ def _check_type(column: Column, series: Any, encoding: Encoding) -> None:
         }
         odd = not any(fits[kind](level) for level in (*encoder.levels, *encoder.means))
         expected = "categories"
-    elif column.kind == "words":
-        odd, expected = True, "texts"
     else:
         return
     if odd:

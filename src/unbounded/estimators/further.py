@@ -34,14 +34,16 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
         none = Training(History(), 0, "partial_fit")
         estimator._keep(TrainedModels(models, scalings, none), 0)
         estimator.refit_history_ = None
-    if estimator._optimizers is None:
+    known = estimator._optimizers or []
+    if [model for model, _ in known] != estimator.members_:  # the very same models
         lr = Rates().lr if estimator.lr == "auto" else estimator.lr  # constant, as no end is known
-        estimator._optimizers = [make_optimizer(model, lr=lr) for model in estimator.members_]
+        known = [(model, make_optimizer(model, lr=lr)) for model in estimator.members_]
+    estimator._optimizers = known
     estimator.n_rows_seen_ += len(y)
     scalings = estimator._scalings_before()
     batch_size = choose_batch_size(estimator.batch_size, len(rows.x))
     try:
-        for model, optimizer in zip(estimator.members_, estimator._optimizers, strict=True):
+        for model, optimizer in known:
             order = torch.Generator().manual_seed(estimator.n_rows_seen_)
             model.train()
             with threads(estimator, model, batch_size):
@@ -54,6 +56,9 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
                 ):
                     given = (batch.x, batch.y, estimator.n_rows_seen_)
                     step(model, optimizer, *given, weights=batch.weights, at=" in partial_fit")
+    except BaseException:
+        estimator.n_rows_seen_ -= len(y)
+        raise
     finally:
         for model in estimator.members_:
             model.eval()

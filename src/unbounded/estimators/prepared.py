@@ -104,10 +104,10 @@ class Prepared:
         """The same of this network and others: a list, or None where it cannot be of all."""
         known = self._joint
         if known is None or known[0] != others:  # the very same: they have no equality of their own
-            passes = [one._of_few for one in (self, *others)]
-            whole = [one for one in passes if one is not None]
-            joint = JointPass(whole) if len(whole) == len(passes) else None
-            known = self._joint = list(others), joint
+            members = [self, *others]
+            passes = [one._of_few for one in members if one._of_few is not None]
+            alike = len(passes) == len(members) and _are_alike(members)
+            known = self._joint = list(others), JointPass(passes) if alike else None
         functions = [one._expected.get(what) for one in (self, *others)]
         of_few = known[1]
         if of_few is None or None in functions or has_global_hooks():
@@ -147,6 +147,14 @@ _known: WeakKeyDictionary[UDN, Prepared] = WeakKeyDictionary()
 _PLAIN = frozenset((bool, int, float))
 _LENGTH = 1 << 16
 _direction = np.random.default_rng(0).standard_normal(_LENGTH).astype(np.float32)
+
+
+def _are_alike(members: Sequence[Prepared]) -> bool:
+    """Whether layers of one depth have parameters of one shape."""
+    for layers in zip(*(one.frozen.stack().hidden for one in members), strict=False):
+        if len({tuple(p.shape for p in layer.parameters()) for layer in layers}) > 1:
+            return False
+    return True
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -120,7 +120,7 @@ class Profile:
         self.levels: Counter[str] | None = Counter()
         self.repeats = False
         self.is_long = False  # holds a text that nobody names a category by
-        self.words_repeat: bool | None = None  # of texts that are too many to be counted
+        self.words: words.Count | None = None  # of texts that are too many to be counted
         self.formats: list[str] | None = None  # that read every date so far
         self.days = (math.inf, -math.inf)
 
@@ -187,9 +187,13 @@ class Profile:
         self.formats, self.days = surviving, (float(low), float(high))
 
     def _update_levels(self, series: Any, kind: str) -> None:
-        if self.levels is None:
+        if self.levels is None and self.words is None:
             return
         counts = read.level_counts(series, kind)
+        if self.levels is None:
+            assert self.words is not None
+            self.words.add(counts)
+            return
         self.is_long = max(map(len, counts), default=0) > LONGEST_TEXT
         if self.levels:
             for name, count in counts.items():
@@ -199,7 +203,9 @@ class Profile:
         # Once something is there twice it stays so; how often no longer matters.
         self.repeats = self.repeats or self.present > len(self.levels)
         if self.is_long or len(self.levels) > TRACKED:
-            self.words_repeat = not self.is_long and words.repeat(self.levels)
+            if kind == "text":
+                self.words = words.Count()
+                self.words.add(self.levels)
             self.levels = None
 
     def column(self, *, category: bool = False, keep: bool = False) -> Column:
@@ -243,7 +249,7 @@ class Profile:
         if len(lowered) == 2 and lowered & read.YES and lowered & read.NO and not category:
             return found("boolean")
         why = "" if keep or category else self._why_text()
-        if why and self._has_words():
+        if (why or (keep and distinct is None)) and self._has_words():
             return found("words")
         if why:
             return found("text") if self.missing else found("dropped", why)
@@ -266,9 +272,11 @@ class Profile:
 
     def _has_words(self) -> bool:
         """Whether words of the texts are there again and again."""
-        if self.levels is None:
-            return bool(self.words_repeat)
-        return not self.is_long and words.repeat(self.levels)
+        counted = self.words
+        if counted is None:
+            counted = words.Count()
+            counted.add(self.levels or {})
+        return counted.repeats
 
     def _is_identifier(self) -> bool:
         if self.repeats or not self.whole or self.present < _UNIQUE_FROM:
@@ -281,7 +289,7 @@ class Profile:
 
     def _why_text(self) -> str:
         """Why texts that hardly repeat, or are very long, are of no use; empty if they are."""
-        if self.repeats and self.is_long:
+        if self.is_long:
             return self._long
         if not self.repeats and self.present >= _UNIQUE_FROM:
             return "an identifier: every value differs"

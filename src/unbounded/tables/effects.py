@@ -200,13 +200,19 @@ def _level_grid(encoder: CategoryEncoder, x: NDArray[Any]) -> Grid:
 
 
 def _word_grid(encoder: WordsEncoder, x: NDArray[Any]) -> Grid:
-    """Texts of one of the most frequent words alone, and of none."""
-    shares = x[:, : len(encoder.words)].mean(0, dtype=np.float64)
-    order = np.argsort(-shares, kind="stable")[: _LEVELS - 1]
-    kept = [int(i) for i in order if shares[i] > 0]
-    words = [encoder.words[i] for i in kept]
-    encoded = encoder.transform(Coded(np.arange(len(words) + 1, dtype=np.int32), [*words, ""]))
-    none = float((x[:, : len(encoder.words)] == 0).all(1).mean())
-    parts = np.array([*(float(shares[i]) for i in kept), none])
-    names = (*words, "(none of them)")
-    return Grid(encoded, list(range(x.shape[1])), parts, levels=names)
+    """Texts with one of the most frequent words alone; others, and missing ones, if there are."""
+    count = len(encoder.words)
+    shares = x[:, :count].mean(0, dtype=np.float64)
+    order = np.argsort(-shares, kind="stable")[: _LEVELS - 2]
+    words = [encoder.words[int(i)] for i in order if shares[i] > 0]
+    gone = x[:, -1] > 0.5 if encoder.missing else np.zeros(len(x), bool)
+    none = (x[:, :count] == 0).all(1) & ~gone
+    places = [(code, f"a text with {word!r}") for code, word in enumerate(words)]
+    parts = [float(shares[i]) for i in order if shares[i] > 0]
+    for code, name, rows in ((len(words), "any other text", none), (-1, "(missing)", gone)):
+        if rows.any():
+            places, parts = [*places, (code, name)], [*parts, float(rows.mean())]
+    codes = np.array([code for code, _ in places], np.int32)
+    encoded = encoder.transform(Coded(codes, [*words, ""]))
+    names = tuple(name for _, name in places)
+    return Grid(encoded, list(range(x.shape[1])), np.array(parts), levels=names)

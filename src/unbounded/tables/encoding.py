@@ -59,7 +59,7 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
 class Store:
     """The values of all rows of a table that have a target, at 4 to 8 bytes a cell.
 
-    Without a target, of all its rows.
+    Without a target, of all its rows. Texts are kept once each besides.
     """
 
     def __init__(self, columns: Sequence[Column], target: Target | None = None):
@@ -102,11 +102,14 @@ class Store:
         for column in self.columns:
             values: Any = parse(column, frame[column.name], start)
             if isinstance(values, Coded):
-                known = self._levels[column.name]
-                ids = [known.setdefault(level, len(known)) for level in values.levels]
-                # −1, missing, stays −1.
-                values = np.array([*ids, -1], np.int32)[values.codes]
-            self._parts[column.name].append(values[keep])
+                codes, known = values.codes[keep], self._levels[column.name]
+                # Texts of rows that are not kept are forgotten; −1, missing, stays −1.
+                numbers = np.full(len(values.levels) + 1, -1, np.int32)
+                for code in np.unique(codes[codes >= 0]):
+                    numbers[code] = known.setdefault(values.levels[code], len(known))
+                self._parts[column.name].append(numbers[codes])
+            else:
+                self._parts[column.name].append(values[keep])
 
     def sort_levels(self) -> None:
         """Number the levels of categories by their names: the order of rows is then forgotten."""

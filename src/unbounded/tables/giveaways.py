@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from unbounded.scaling import standardized
 from unbounded.tables.columns import Column
-from unbounded.tables.encoders import Coded
-from unbounded.tables.encoding import Store
+from unbounded.tables.encoders import Coded, Response, WordsEncoder
+from unbounded.tables.encoding import Store, standardized_response
 from unbounded.tables.target import Target
 from unbounded.tables.values import Floats
 
@@ -42,8 +42,11 @@ def giveaways(store: Store, rows: Indices, target: Target) -> tuple[str, ...]:
         return ()
     y = store.y[rows]
     tells = _tells_classes if target.is_classes else _tells_number
-    alike = ((column, _alike(column, store.values(column, rows))) for column in store.columns)
-    return tuple(column.name for column, rows_alike in alike if tells(rows_alike, y))
+    return tuple(
+        column.name
+        for column in store.columns
+        if tells(_alike(column, store.values(column, rows), y, target), y)
+    )
 
 
 class _Alike(NamedTuple):
@@ -53,7 +56,12 @@ class _Alike(NamedTuple):
     values: Floats  # (rows,), where neighbours are alike
 
 
-def _alike(column: Column, values: Any) -> _Alike:
+def _alike(column: Column, values: Any, y: Floats, target: Target) -> _Alike:
+    if column.kind == "words":  # by the words that the model would see, and whether there are any
+        response = Response(standardized_response(y, len(target.classes)), 0)
+        seen = WordsEncoder.fit(values, response).transform(values)
+        groups = np.unique(seen, axis=0, return_inverse=True)[1].reshape(-1)
+        return _Alike(groups.astype(np.int64), np.zeros(0))
     if isinstance(values, Coded):
         return _Alike(values.codes.astype(np.int64) + 1, np.zeros(0))
     if column.kind in ("boolean", "text"):

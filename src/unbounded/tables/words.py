@@ -2,6 +2,7 @@
 
 import math
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.stats import rankdata
 
 from unbounded.tables.encoder import Coded, Encoder, Response, weights_of
 from unbounded.tables.text import count_of
@@ -22,7 +24,8 @@ _WORD = re.compile(r"[^\W_]+")
 _LONGEST = 40  # letters of a word: longer ones are codes
 _LEAST_ROWS, _LEAST_SHARE = 5, 0.01  # with a word that could tell something
 _MOST_SHARE = 0.95  # of the rows: a word that nearly all have tells nothing
-_CERTAINTY = 4.0  # see `telling`
+_TINY = 1e-300
+_TRACKED = 200_000  # words that are counted
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -30,19 +33,27 @@ def words_of(text: str) -> frozenset[str]:
     return frozenset(word for word in _WORD.findall(text.lower()) if len(word) <= _LONGEST)
 
 
-def repeat(texts: Mapping[str, int]) -> bool:
-    """Whether some word is in enough of the texts, and not in nearly all.
+class Count:
+    """In how many rows each word is, gathered chunk by chunk in bounded memory."""
 
-    Args:
-        texts: how often each is there.
-    """
-    rows = sum(texts.values())
-    counts: Counter[str] = Counter()
-    for text, count in texts.items():
-        for word in words_of(text):
-            counts[word] += count
-    low, high = _bounds(rows)
-    return any(low <= count <= high for count in counts.values())
+    def __init__(self) -> None:
+        self.rows = 0
+        self.words: Counter[str] = Counter()
+
+    def add(self, texts: Mapping[str, int]) -> None:
+        """Take in texts, and how often each is there."""
+        for text, count in texts.items():
+            self.rows += count
+            for word in words_of(text):
+                self.words[word] += count
+        if len(self.words) > _TRACKED:  # what has been rare so far is forgotten
+            self.words = Counter(dict(self.words.most_common(_TRACKED // 2)))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some word is in enough of the rows, and not in nearly all."""
+        low, high = _bounds(self.rows)
+        return any(low <= count <= high for count in self.words.values())
 
 
 def telling(
@@ -50,10 +61,14 @@ def telling(
 ) -> list[str]:
     """The words that tell of the target, those that tell most first; at most `MAX_WORDS`.
 
-    Of n rows a word is in n_w. If it told nothing of a response r, which has mean 0 and deviation
-    1, the sum of r over its rows would have mean 0 and variance n_w (1 − n_w/n). A word is kept
-    if some response is further from that than √(2 ln K + 4) deviations: of K words that tell
-    nothing the furthest is at about √(2 ln K).
+    Let r be a response, by its ranks and standardised over the rows with a text, ω the rows'
+    weights, and S the sum of ωr over the n rows of N that have a word. If the word told nothing,
+    S would have mean 0 and the variance V = n (1 − n/N) times the mean of (ωr)². By Bennett's
+    inequality it would be above t with a probability of at most exp(−V/M² h(Mt/V)), where M is
+    the largest ωr and h(u) = (1 + u) ln(1 + u) − u; and below −t likewise. A word is kept if, for
+    some response, the exponent is above ln(KR), of K words and R responses that are looked at.
+    Ranks, and M, are for targets and weights with a few that are far from the rest, and for rare
+    classes.
 
     Args:
         codes: the number of each row's text, `(rows,)`; −1 is none.
@@ -62,23 +77,40 @@ def telling(
         weights: how often each row counts, `(rows,)`; None for once.
     """
     there = codes >= 0
-    counts = counts_of(codes, weights, len(texts)).astype(np.float64)
+    codes = codes[there]
+    counts = counts_of(codes, None if weights is None else weights[there], len(texts))
     words, matrix = _incidence(texts)
-    in_rows = matrix.T @ counts
+    in_rows = matrix.T @ counts.astype(np.float64)
     rows = float(counts.sum())
     low, high = _bounds(rows)
     chosen = np.flatnonzero((in_rows >= low) & (in_rows <= high))
     strength = in_rows[chosen]
     if response is not None and len(chosen):
-        weighted = response if weights is None else response * weights[:, None]
-        sums = [np.bincount(codes[there], r, len(texts)) for r in weighted[there].T]
-        deviation = np.sqrt(in_rows[chosen] * (1 - in_rows[chosen] / rows))
-        scores = np.abs(matrix.T[chosen] @ np.stack(sums, 1)) / deviation[:, None]
-        strength = scores.max(1)
-        enough = strength > math.sqrt(2 * math.log(len(chosen)) + _CERTAINTY)
+        own = np.ones(len(codes)) if weights is None else weights[there].astype(np.float64)
+        own = own / own.mean()
+        r = rankdata(response[there], axis=0)
+        r -= own @ r / own.sum()
+        r /= np.maximum(np.sqrt(own @ r**2 / own.sum()), _TINY)
+        r *= own[:, None]
+        columns = [*r.T, np.ones(len(r))]
+        by_text = np.stack([np.bincount(codes, column, len(texts)) for column in columns], 1)
+        by_word = matrix.T[chosen] @ by_text
+        total, n = by_word[:, :-1], by_word[:, -1:]
+        variance = n * (1 - n / len(r)) * (r**2).mean(0)
+        most = np.where(total > 0, r.max(0), -r.min(0))
+        strength = _bennett(np.abs(total), np.maximum(variance, _TINY), most).max(1)
+        enough = strength > math.log(len(chosen) * r.shape[1])
         chosen, strength = chosen[enough], strength[enough]
     order = np.lexsort((chosen, -strength))[:MAX_WORDS]
     return [words[place] for place in chosen[order]]
+
+
+def _bennett(t: Floats, variance: Floats, most: Floats) -> Floats:
+    """V/M² h(Mt/V), see `telling`; 0 where t is, whatever M is."""
+    most = np.where(t > 0, most, 1.0)
+    u = most * t / variance
+    found: Floats = variance / most**2 * ((1 + u) * np.log1p(u) - u)
+    return found
 
 
 def has_words(texts: Iterable[str], words: Sequence[str]) -> Floats:
@@ -98,13 +130,18 @@ def _bounds(rows: float) -> tuple[float, float]:
 
 def _incidence(texts: Sequence[str]) -> tuple[list[str], sparse.csr_matrix]:
     """All words, sorted, and which text has which: `(texts, words)`."""
-    each = [words_of(text) for text in texts]
-    words = sorted(set().union(*each))
-    place = {word: at for at, word in enumerate(words)}
-    columns = [place[word] for found in each for word in found]
-    ends = np.cumsum([0, *(len(found) for found in each)])
-    ones = np.ones(len(columns))
-    return words, sparse.csr_matrix((ones, columns, ends), (len(texts), len(words)))
+    number: dict[str, int] = {}
+    columns, ends = array("q"), array("q", [0])
+    for text in texts:
+        columns.extend(number.setdefault(word, len(number)) for word in words_of(text))
+        ends.append(len(columns))
+    words = sorted(number)
+    place = np.empty(len(number), np.int64)
+    place[[number[word] for word in words]] = np.arange(len(number))
+    found = place[np.frombuffer(columns, np.int64)] if columns else np.zeros(0, np.int64)
+    ones = np.ones(len(columns), np.float32)
+    shape = len(texts), len(words)
+    return words, sparse.csr_matrix((ones, found, np.frombuffer(ends, np.int64)), shape)
 
 
 @dataclass
