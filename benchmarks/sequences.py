@@ -150,7 +150,8 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", type=Path, help="a UDN on characters")
     parser.add_argument("--data", type=Path, help="the text that it was trained on")
-    parser.add_argument("--device", default="cpu")
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=usual, help="cpu or cuda; cuda if there is one")
     parser.add_argument("--rows", type=int, default=16, help="windows that exits are judged by")
     parser.add_argument("--json", type=Path, help="a file to write")
     options = parser.parse_args()
