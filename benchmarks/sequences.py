@@ -25,7 +25,7 @@ from benchmarks.timing import best_times, trainer_of
 from unbounded import interrupts
 from unbounded.data.sequences import RandomWindows, Text, windows
 from unbounded.engines import Eager, Graphs
-from unbounded.experiments import records
+from unbounded.experiments import records, usable_device
 from unbounded.experiments.sequences.recipe import Settings, text_parts
 from unbounded.generation import _Writer
 from unbounded.steps.streams import Stream
@@ -130,9 +130,8 @@ def bits(model: ub.UDN, x: Tensor, y: Tensor, within: float | None = None) -> tu
 
 def losses(model: ub.UDN, text: Text, rows: int) -> Figures:
     """Bits a character of the test pieces of a text, without exits and with each of them."""
-    x, y = windows(text_parts(text, 1.0, WINDOW, Settings().text_stretches)["test"], WINDOW)
-    places = torch.linspace(0, len(x) - 1, min(rows, len(x))).long()
-    x, y = x[places], y[places]
+    test = text_parts(text, 1.0, WINDOW, Settings().text_stretches)["test"]
+    x, y = windows(test, WINDOW, rows)
     model.eval()
     whole, depth = bits(model, x, y)
     found: Figures = {"bits": whole, "layers": depth, "characters": x.numel(), "lost": {}}
@@ -150,16 +149,16 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", type=Path, help="a UDN on characters")
     parser.add_argument("--data", type=Path, help="the text that it was trained on")
-    usual = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=usual, help="cpu or cuda; cuda if there is one")
+    parser.add_argument("--device", default=None, help="cpu or cuda; cuda if there is one")
     parser.add_argument("--rows", type=int, default=16, help="windows that exits are judged by")
     parser.add_argument("--json", type=Path, help="a file to write")
     options = parser.parse_args()
+    device = usable_device(options.device)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     model = random_model() if options.model is None else ub.load(options.model)
-    model = model.to(options.device).eval()
-    found: Figures = {"study": "sequences benchmark", "versions": records.versions(options.device)}
+    model = model.to(device).eval()
+    found: Figures = {"study": "sequences benchmark", "versions": records.versions(device)}
     found |= {"depth_mean": model.depth.mean(), "support": list(model.support())}
     found["generation"] = [generation(model, batch) for batch in (1, 16)]
     if options.data is not None:

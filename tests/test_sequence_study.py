@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unbounded as ub
-from unbounded.data.sequences import Text
+from unbounded.data.sequences import Text, windows
 from unbounded.experiments import StudyError, records, sequences
 from unbounded.experiments.sequences import recipe, runs, table, verdicts
 
@@ -211,11 +211,11 @@ def test_parts_of_a_text_do_not_overlap():
 
 
 def test_some_windows_are_from_all_over():
-    x = torch.arange(100)[:, None].expand(-1, 3)
-    found, targets = runs._some(x, x + 1, 5)
-    assert found[:, 0].tolist() == [0, 25, 50, 74, 99]
+    tokens = torch.arange(301)
+    found, targets = windows(tokens, 3, 5)
+    assert (found[:, 0] // 3).tolist() == [0, 25, 50, 74, 99]
     assert torch.equal(targets, found + 1)
-    assert torch.equal(runs._some(x, x, 1000)[0], x)
+    assert torch.equal(windows(tokens, 3, 1000)[0], windows(tokens, 3)[0])
 
 
 def test_a_short_text_has_fewer_stretches():

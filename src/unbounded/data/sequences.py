@@ -257,16 +257,25 @@ class RandomWindows:
         return found[:, :-1], found[:, 1:]
 
 
-def windows(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def windows(tokens: Tensor, length: int, most: int | None = None) -> tuple[Tensor, Tensor]:
     """A text in pieces, each token with the one behind it as its target: `(rows, length)` each.
 
     Pieces do not overlap, and what is left at the end is left out.
+
+    Args:
+        tokens: of the text, `(characters,)`.
+        length: tokens of a piece.
+        most: pieces at most, from all over the text; None for all.
     """
     rows = (len(tokens) - 1) // length
     if rows < 1:
         raise ValueError(f"there are {len(tokens)} tokens, a window of {length} needs one more")
     x = tokens[: rows * length].view(rows, length)
-    return x, tokens[1 : rows * length + 1].view(rows, length)
+    y = tokens[1 : rows * length + 1].view(rows, length)
+    if most is None or most >= rows:
+        return x, y
+    chosen = torch.linspace(0, rows - 1, most).round().long()
+    return x[chosen], y[chosen]
 
 
 def _check_sizes(task: object, **least: int) -> None:

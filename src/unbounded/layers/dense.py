@@ -14,11 +14,11 @@ from unbounded.layers.dense_passes import NORM_EPS, WRITTEN, dense_outputs
 from unbounded.layers.dense_stack import DenseStack
 from unbounded.layers.few_rows import (
     Function,
+    Normalise,
     activation_of,
     affine,
     chain,
     in_numpy,
-    normalise,
     residual,
     values,
 )
@@ -239,7 +239,7 @@ class PreNormDenseLayer(DenseLayer):
 
     def in_numpy(self) -> Function | None:
         """The same of arrays, for few rows."""
-        return residual(chain(normalise(self.in_features), super().in_numpy()))
+        return residual(chain(Normalise(self.in_features), super().in_numpy()))
 
 
 class ResidualDenseLayer(nn.Module):

@@ -35,12 +35,7 @@ class Pass:
 
     def __call__(self, x: Floats) -> Floats:
         """All depths."""
-        states = []
-        state = x
-        for layer in self.layers:
-            state = layer(state)
-            states.append(state)
-        return self.heads(np.array(states[self.skipped :]))
+        return self.heads(np.array(_states(self.layers, x)[self.skipped :]))
 
 
 class JointPass:
@@ -58,18 +53,22 @@ class JointPass:
 
     def __call__(self, x: Floats) -> list[Floats]:
         """`(batch, …)` → `(depth, batch, *event)` of each."""
-        state: Any = np.broadcast_to(x, (len(self.members), *x.shape))
-        states = []
-        for layer in self.layers:
-            state = layer(state)
-            states.append(state)
+        states = _states(self.layers, np.broadcast_to(x, (len(self.members), *x.shape)))
         found = []
         for place, member in enumerate(self.members):
             own = [state[place] for state in states]
-            for layer in member.layers[self.common :]:
-                own.append(layer(own[-1]))
+            own += _states(member.layers[self.common :], own[-1])
             found.append(member.heads(np.array(own[member.skipped :])))
         return found
+
+
+def _states(layers: Sequence[Function], state: Floats) -> list[Floats]:
+    """What each of the layers gives, one after the other."""
+    found = []
+    for layer in layers:
+        state = layer(state)
+        found.append(state)
+    return found
 
 
 def numpy_pass(stack: Stack) -> Pass | None:
@@ -91,8 +90,6 @@ def numpy_pass(stack: Stack) -> Pass | None:
 def together(functions: Sequence[Function]) -> Function:
     """Each on its own row: `(member, batch, …)` → `(member, batch, …)`."""
     first = functions[0]
-    if all(function is first for function in functions) and isinstance(first, Elementwise):
-        return first
     if isinstance(first, Joinable) and len({type(function) for function in functions}) == 1:
         joined = first.joined(functions)
         if joined is not None:
@@ -129,9 +126,9 @@ class Joinable(ABC):
     def __call__(self, x: Floats) -> Floats:
         """Of one network."""
 
+    @abstractmethod
     def joined(self, functions: Sequence[Any]) -> Function | None:
         """All of these, which are of this class, with an axis of members in front; or None."""
-        return None
 
 
 class Chain(Joinable):
@@ -223,7 +220,7 @@ class Normalise(Joinable):
         return self if len({one.width for one in functions}) == 1 else None
 
 
-class Elementwise:
+class Elementwise(Joinable):
     """A function of each number, which may write into its argument."""
 
     def __init__(self, function: Function):
@@ -232,6 +229,10 @@ class Elementwise:
     def __call__(self, x: Floats) -> Floats:
         """Of an array of any shape."""
         return self.function(x)
+
+    def joined(self, functions: Sequence["Elementwise"]) -> Function | None:
+        """Any of them, if they are the same."""
+        return self if all(one is self for one in functions) else None
 
 
 def chain(*functions: Function | None) -> Function | None:
@@ -248,11 +249,6 @@ def residual(inner: Function | None) -> Function | None:
 def affine(weight: Floats, bias: Floats | None) -> Function:
     """W x + b: `(rows, in)` → `(rows, out)`."""
     return Affine(weight.T, bias)
-
-
-def normalise(width: int) -> Function:
-    """LN(h), without parameters: `(rows, width)` → the same."""
-    return Normalise(width)
 
 
 def activation_of(activation: Any) -> Function | None:

@@ -13,10 +13,10 @@ from unbounded.layers.dense_passes import NORM_EPS
 from unbounded.layers.few_rows import (
     Floats,
     Function,
+    Normalise,
     activation_of,
     chain,
     in_numpy,
-    normalise,
     residual,
     values,
 )
@@ -151,7 +151,7 @@ class TrunkLayer(nn.Module):
 
     def in_numpy(self) -> Function | None:
         """The same of arrays, for few rows."""
-        norm = normalise(self.linear.weight.shape[1])
+        norm = Normalise(self.linear.weight.shape[1])
         return residual(chain(norm, in_numpy(self.linear), activation_of(self.activation)))
 
 

@@ -187,13 +187,11 @@ class Profile:
         self.formats, self.days = surviving, (float(low), float(high))
 
     def _update_levels(self, series: Any, kind: str) -> None:
-        if self.levels is None and self.words is None:
+        if self.levels is None:
+            if self.words is not None:
+                self.words.add(read.level_counts(series, kind))
             return
         counts = read.level_counts(series, kind)
-        if self.levels is None:
-            assert self.words is not None
-            self.words.add(counts)
-            return
         self.is_long = max(map(len, counts), default=0) > LONGEST_TEXT
         if self.levels:
             for name, count in counts.items():

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from unbounded.scaling import standardized
 from unbounded.tables.columns import Column
-from unbounded.tables.encoders import Coded, Response, WordsEncoder
-from unbounded.tables.encoding import Store, standardized_response
+from unbounded.tables.encoders import Coded, Encoder, WordsEncoder
+from unbounded.tables.encoding import Encoding, Store
 from unbounded.tables.target import Target
 from unbounded.tables.values import Floats
 
@@ -28,11 +28,12 @@ _LEFT_NUMBERS = 0.001  # of the variance
 _ODD_ROWS = 0.05
 
 
-def giveaways(store: Store, rows: Indices, target: Target) -> tuple[str, ...]:
+def giveaways(store: Store, encoding: Encoding, rows: Indices, target: Target) -> tuple[str, ...]:
     """The names of such columns.
 
     Args:
         store: the values.
+        encoding: learnt from them.
         rows: the training rows, as indices into the store; of many a sample is looked at.
         target: the column to predict.
     """
@@ -44,8 +45,8 @@ def giveaways(store: Store, rows: Indices, target: Target) -> tuple[str, ...]:
     tells = _tells_classes if target.is_classes else _tells_number
     return tuple(
         column.name
-        for column in store.columns
-        if tells(_alike(column, store.values(column, rows), y, target), y)
+        for column in encoding.used
+        if tells(_alike(column, encoding.encoders[column.name], store.values(column, rows)), y)
     )
 
 
@@ -56,10 +57,9 @@ class _Alike(NamedTuple):
     values: Floats  # (rows,), where neighbours are alike
 
 
-def _alike(column: Column, values: Any, y: Floats, target: Target) -> _Alike:
-    if column.kind == "words":  # by the words that the model would see, and whether there are any
-        response = Response(standardized_response(y, len(target.classes)), 0)
-        seen = WordsEncoder.fit(values, response).transform(values)
+def _alike(column: Column, encoder: Encoder, values: Any) -> _Alike:
+    if isinstance(encoder, WordsEncoder):  # by what the model sees of a text
+        seen = encoder.transform(values)
         groups = np.unique(seen, axis=0, return_inverse=True)[1].reshape(-1)
         return _Alike(groups.astype(np.int64), np.zeros(0))
     if isinstance(values, Coded):

@@ -162,7 +162,9 @@ def prepare(
     x_test = encoding.transform(lambda column: store.values(column, test))
     y = store.y
     parts = Examples(x, y[train]), Examples(x_test, y[test])
-    return PreparedTable(table, found, encoding, y, *parts, giveaways(store, train, found))
+    return PreparedTable(
+        table, found, encoding, y, *parts, giveaways(store, encoding, train, found)
+    )
 
 
 def _split(

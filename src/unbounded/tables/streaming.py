@@ -193,7 +193,7 @@ def prepare_on_disk(
     missing = [text for text in table.missing if text not in MISSING]
     chosen = np.arange(len(store.y))
     encoding, x = Encoding.fit(store, columns, chosen, missing, split.seed)
-    found = giveaways(store, chosen, target)
+    found = giveaways(store, encoding, chosen, target)
     sample = Examples(x, store.y)
     del store
     spool, held_out = _encode(table, target, encoding, sample.x, split, bounds, progress)

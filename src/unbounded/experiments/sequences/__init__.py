@@ -197,7 +197,6 @@ def _text(
         text = Text.read(path)
     except DataError as error:
         raise StudyError(f"--data: {error}") from None
-    recipe.text_parts(
-        text, 1.0, settings.text_length, settings.text_stretches
-    )  # before anything is trained
+    # Too short a text is to be found out before anything is trained.
+    recipe.text_parts(text, 1.0, settings.text_length, settings.text_stretches)
     return text

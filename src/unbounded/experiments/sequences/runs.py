@@ -87,7 +87,7 @@ def _text(problem: Problem, settings: Settings, text: Text, device: str) -> Data
     """Windows from random places of the training text; those of the other parts stand still."""
     parts = text_parts(text, problem.number, settings.text_length, settings.text_stretches)
     validation, test = (
-        _some(*windows(parts[name], settings.text_length), settings.test_rows)
+        windows(parts[name], settings.text_length, settings.test_rows)
         for name in ("validation", "test")
     )
     train = parts["train"]
@@ -97,12 +97,6 @@ def _text(problem: Problem, settings: Settings, text: Text, device: str) -> Data
     epochs = -(-settings.text_steps // stream.steps)
     tokens = epochs * stream.steps * settings.text_rows * settings.text_length
     return Data(stream, validation, test, len(text.alphabet), epochs, tokens, len(train))
-
-
-def _some(x: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """So many windows at most, from all over the rows."""
-    rows = torch.linspace(0, len(x) - 1, min(most, len(x))).round().long()
-    return x[rows], y[rows]
 
 
 def train(run: Run, settings: Settings, place: Place) -> Row:
