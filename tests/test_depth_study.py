@@ -417,6 +417,21 @@ def test_an_ensemble_is_judged_as_a_udn_is():
     assert verdicts.verdict(CLASSES, rows, 4.0).members is None
 
 
+def test_udns_that_take_more_of_the_cost_have_columns_of_their_own():
+    rows = fixed_rows(SCORES) + udn_rows((0.80, 0.80))
+    longer = udn_rows((0.95, 0.95), mean=3.0, length=4)
+    members = [row("members", 0.80, seed=s, start=4.0, mean=3.0, layer_rows=5) for s in (0, 1)]
+
+    def regret(rows):
+        head, lines = table.verdict_table([verdicts.verdict(CLASSES, rows, 4.0)])
+        return dict(zip(head[6::2], lines[0][7::2], strict=True))
+
+    assert regret(rows) == {}
+    assert regret(rows + longer) == {"trained longer, all": "yes"}
+    both = {"trained longer, all": "yes", "UDNs averaged, all": "no"}
+    assert regret(rows + longer + members) == both
+
+
 def test_members_differ_in_their_first_weights_and_are_averaged():
     settings, parts = Settings(members=2), PROBLEMS["sklearn-iris"].data(3)
     run = recipe.runs_of(

@@ -84,6 +84,26 @@ def test_q_is_wide_while_the_network_learns():
     assert wide.spread > 2 * calm_family.spread
 
 
+@pytest.mark.parametrize(
+    ("width", "narrowest", "spread"), [(1, 0.5, 3), (0.5, 0.5, 1.5), (0, 2, 2)]
+)
+def test_where_depths_are_worth_the_same_q_is_as_wide_as_it_is_told_to_be(width, narrowest, spread):
+    model = tiny()
+    rule = HeldOutAscent(
+        floor=0.0, price=0.0, reference=(10.0, 3.0), width=width, narrowest=narrowest
+    )
+    guess = torch.full((ROWS,), 0.5).double().log()
+    for _ in range(200):
+        depth = model.depth.max_depth()
+        rule.reserve(model, depth)
+        rule._sums[0, :depth] -= 20 * 0.3
+        rule._state[0, 0] += 20
+        rule.look(model, torch.full((depth, ROWS), -0.3).double(), guess, None)
+        rule.settle(model, None)
+    assert model.depth.spread == pytest.approx(spread, rel=0.11)  # members are tried by tenths
+    assert model.depth.place == pytest.approx(10, abs=0.5)
+
+
 def test_an_epoch_that_is_long_shows_drift_too():
     """The memory holds several looks, however many steps lie between them."""
     model, rule = tiny(3.0, 1.0), HeldOutAscent()
@@ -539,7 +559,7 @@ def test_refusals():
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
     with pytest.raises(ValueError, match="as arrays"):
         ub.fit(tiny(), x, y, validation=loader, **common)
-    bad = [("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0)]
+    bad = [("memory", 0), ("speed", 2), ("price", -1), ("narrowest", 0), ("width", -1)]
     for reference in ((1e9, 1), (3, 1e9), (3, 1e-200), (3,), 5, (1, 2, 3), "ab"):
         bad.append(("reference", reference))
     for name, value in bad:

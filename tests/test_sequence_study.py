@@ -104,11 +104,11 @@ def test_files_are_kept_that_these_settings_would_make(tmp_path, monkeypatch, ca
     # one end of the text was held out, nor that it was not bfloat16.
     for path in out.glob("*-0.json"):
         old = records.read_json(path)
-        for name in ("text_reference", "text_dropout", "text_stretches", "bf16"):
+        for name in ("text_reference", "text_narrowest", "text_dropout", "text_stretches", "bf16"):
             del old["configuration"][name]
         records.write_json(path, old)
     were = ("--resume", "--text-reference", "3", "2", "--text-dropout", "0")
-    were += ("--text-stretches", "1")
+    were += ("--text-narrowest", "0.5", "--text-stretches", "1")
     assert again(*were) == set()
     of_text = {name for name in whole if name.startswith("text")}
     assert again(*were[:-1], "3") == of_text
@@ -133,7 +133,7 @@ def test_the_page_says_which_settings_differ(tmp_path):
 
 
 def test_text_has_a_reference_of_its_own():
-    settings = recipe.Settings(text_reference=(5.0, 2.5))
+    settings = recipe.Settings(text_reference=(5.0, 2.5), text_narrowest=1.25)
     for run in recipe.plan(settings):
         if run.depth is None:
             model = recipe.build(run, 9, settings)
@@ -141,6 +141,7 @@ def test_text_has_a_reference_of_its_own():
             is_text = run.problem.task == "text"
             assert rule.reference == ((5.0, 2.5) if is_text else None)
             assert rule.most == (settings.text_most if is_text else settings.most)
+            assert rule.narrowest == (1.25 if is_text else 0.5)
             expected = ub.TruncatedNormal(*((5.0, 2.5) if is_text else model.layers.reference))
             assert model.depth.mean() == pytest.approx(expected.mean())
 
@@ -286,6 +287,8 @@ def test_verdicts():
         assert verdicts.verdicts(rows)[2][1:] == (words, None)
     one = verdicts.judged([row(1, None, 0.0, 2.0, 3), row(1, 1, 0.4), row(1, 2, 0.0, 3.0)], "hop-1")
     assert (one.least, one.best, one.cost) == (2, 2, 0.5)
+    busy = row(1, None, 0.0, 3.0, 3) | {"pace": 1.5}  # the machine had more to do
+    assert verdicts.judged([busy, row(1, 1, 0.4), row(1, 2, 0.0, 3.0)], "hop-1").cost == 0.5
 
 
 def test_verdicts_of_what_was_timed():
@@ -299,3 +302,10 @@ def test_verdicts_of_what_was_timed():
     }
     assert [holds for _, _, holds in verdicts.verdicts([], timed)][-3:] == [True, False, True]
     assert [holds for _, _, holds in verdicts.verdicts([])][-3:] == [None, None, None]
+    assert [found.split("on ")[1] for _, found, _ in verdicts.verdicts([], timed)[-3:]] == [
+        "cpu"
+    ] * 3
+    timed["training"]["device"] = "a GPU"  # that was timed elsewhere
+    found = [found for _, found, _ in verdicts.verdicts([], timed)[-3:]]
+    assert found[0] == "0.70 at depth 5, on a GPU"
+    assert found[1] == "0.60 in one sequence, on cpu"

@@ -13,7 +13,7 @@ NAME = "demo"
 HELP = "fit a spiral and write a page"
 DESCRIPTION = """\
 Fit a network of unbounded depth to the paper's spiral, show the posterior over depth, and write a
-page. Takes half a minute; Ctrl-C ends training early and still writes the page."""
+page. Takes less than a minute; Ctrl-C ends training early and still writes the page."""
 EPILOG = """\
 examples:
   unbounded demo

@@ -26,7 +26,7 @@ from unbounded.tables.text import count_of
 from unbounded.training import FitResult, fit, preset
 from unbounded.training.presets import Preset, half_cosine
 
-EPOCHS = 900
+EPOCHS = 1500
 WIDTH = 32
 RATE = 0.005
 PRESET = "settled"

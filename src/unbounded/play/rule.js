@@ -43,7 +43,7 @@ function behind(gaps, q, depth) {
 
 class HeldOutAscent {
   constructor(options = {}) {
-    const usual = { memory: 0.05, speed: 0.0125, price: 0.5, floor: 20, caution: 32, narrowest: 0.5 };
+    const usual = { memory: 0.05, speed: 0.0125, price: 0.5, floor: 11, caution: 32, narrowest: 0.5 };
     Object.assign(this, usual, options); // and `reference`, place and spread of ρ
     Object.assign(this, { since: 0, drift: 0, generalises: 0, looks: 0, mean: 0, width: 0 });
     Object.assign(this, { arrived: 0, rests: 0, total: 0, learnt: 0, rows: 0, size: 0 });

@@ -85,6 +85,7 @@ class HeldOutAscent(DepthRule):
         caution: how much more ρ counts for each nat of drift.
         reference: place and spread of ρ; the layers' own where it is None.
         narrowest: the smallest spread.
+        width: the share of ρ's spread that q keeps where depths are worth the same.
         most: n at most. Gains and their errors are means over all held-out rows; but where these
             are very many, tokens of a stream above all, the least of gains would be worth a layer,
             and the least drift a reason to wait.
@@ -99,17 +100,19 @@ class HeldOutAscent(DepthRule):
         memory: float = 0.05,
         speed: float = 0.0125,
         price: float = 0.5,
-        floor: float = 20.0,
+        floor: float = 11.0,
         caution: float = 32.0,
         reference: tuple[float, float] | None = None,
         narrowest: float = 0.5,
         most: float = math.inf,
+        width: float = 1.0,
     ):
         if not 0 < memory < 1:
             raise ValueError(f"memory must be a share between 0 and 1, got {memory}")
         if not 0 < speed <= 1:
             raise ValueError(f"speed must be above 0 and at most 1, got {speed}")
-        for name, value in (("price", price), ("floor", floor), ("caution", caution)):
+        at_least_0 = {"price": price, "floor": floor, "caution": caution, "width": width}
+        for name, value in at_least_0.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0, got {value}")
         if not 0.01 <= narrowest < math.inf:
@@ -118,7 +121,7 @@ class HeldOutAscent(DepthRule):
             raise ValueError(f"most must be at least 1, got {most}")
         self.memory, self.speed, self.narrowest = float(memory), float(speed), float(narrowest)
         self.price, self.floor, self.caution = float(price), float(floor), float(caution)
-        self.most = float(most)
+        self.most, self.width = float(most), float(width)
         self.reference = None if reference is None else over.checked_reference(reference)
         self._rho: tuple[float, float]  # place and spread of ρ; `check` knows the layers' own
         self._state = over.zeros(1, _COUNT)  # single numbers, by the names above
@@ -373,8 +376,8 @@ class HeldOutAscent(DepthRule):
         worth: Tensor,
         temperature: Tensor,
     ) -> Tensor:
-        """Σ_ℓ q(ℓ) U_ℓ − T·KL(q ‖ ρ) of places μ and spreads s, all `(members, candidates)`, where
-        U_ℓ is `(members, depth)` and T `(members,)`. The family stands for all.
+        """Σ_ℓ q(ℓ) [U_ℓ − T·log(q(ℓ)^w² / ρ(ℓ))], w = `width`, for μ and s `(members, candidates)`,
+        where U_ℓ is `(members, depth)` and T `(members,)`. The family stands for all.
         """
         depth = worth.shape[1]
         size = math.ceil(2.2 * depth) + 12  # as far as a member at the last depth can reach
@@ -382,7 +385,7 @@ class HeldOutAscent(DepthRule):
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
         value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
-        divergence = (q * (log_q - self._log_reference(q))).sum(-1)
+        divergence = (q * (self.width**2 * log_q - self._log_reference(q))).sum(-1)
         return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
 
     def _log_reference(self, like: Tensor) -> Tensor:

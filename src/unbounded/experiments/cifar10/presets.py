@@ -36,6 +36,6 @@ EARLIER = {"held_out": 0}
 """Fields that came later, where what was done before them is not the default."""
 UDN_ONLY = frozenset(
     {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}
-    | {"concentration", "equal_heads", "equal_layers", "caution"}
+    | {"concentration", "equal_heads", "equal_layers", "caution", "depth_width"}
 )
 """Fields of the recipe that only a UDN looks at."""

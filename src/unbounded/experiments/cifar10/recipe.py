@@ -110,6 +110,8 @@ class Recipe:
             Of some of the classes, a like share.
         caution: of the rule "settled": how much nearer q(ℓ) stays to its reference for each nat of
             drift.
+        depth_width: of that rule: the share of its reference's spread that q(ℓ) keeps where depths
+            are worth the same.
         validation: training images that are scored in place of test images, to choose a recipe.
         images: train on so many images only; for trials. All where it is 0.
     """
@@ -158,6 +160,7 @@ class Recipe:
     equal_layers: bool = False
     held_out: int = 2000
     caution: float = 32.0
+    depth_width: float = 1.0
     validation: int = 0
     images: int = 0
 
@@ -398,7 +401,7 @@ class CifarRun:
             # Every weight of a block but those of its normalisations can be scaled freely.
             rule = RateAscent(recipe.speed / 100, memory=recipe.memory, weight_cost=False)
         elif self.settles:
-            rule = HeldOutAscent(caution=recipe.caution, floor=10.0)
+            rule = HeldOutAscent(caution=recipe.caution, floor=10.0, width=recipe.depth_width)
         return {
             "epochs": self.epochs(recipe),
             "batch_size": batch_size,

@@ -75,7 +75,7 @@ class Settings:
     dun_depth_lr_ratio: float = 1.0
     average: float | None = PRESET.average
     clip: float | None = PRESET.clip
-    made_epochs: int = 2000
+    made_epochs: int = 4000
     table_steps: int = 4000
     spiral_width: int = 32
     tent_width: int = 16

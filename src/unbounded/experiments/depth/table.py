@@ -75,7 +75,8 @@ main = partial(rewrite, write, __doc__, "folder with NAME.json of each problem")
 # Words and cells ---------------------------------------------------------------------------------
 
 VERDICT_HEAD = ("to reach", "goal", "all", "development", "test", "reached")
-_AVERAGED = ("UDNs averaged, all", "reached")
+_MORE = {"longer": "trained longer, all", "members": "UDNs averaged, all"}
+"""Fields of a verdict with verdicts on UDNs that take up more of the search's cost."""
 PROBLEM_HEAD = (
     *("problem", "role", "best fixed depth", "its score", "smallest in 1 s.e."),
     *("chosen by validation", "DUN", "UDN", "mode", "E[ℓ] from each start", "E[ℓ], longer"),
@@ -84,17 +85,21 @@ PROBLEM_HEAD = (
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """A head, and a row for each thing to reach: by the UDN, then by the mean of some, if any."""
-    averaged = [one.members for one in verdicts if one.members is not None]
+    """A head, and a row for each thing to reach: by the UDN, then by those of `_MORE`, if any."""
+    more = {
+        words: [found for one in verdicts if (found := getattr(one, field)) is not None]
+        for field, words in _MORE.items()
+    }
+    more = {words: found for words, found in more.items() if found}
     rows = []
     for criterion in CRITERIA:
         cells = [_share(_of_role(verdicts, role), criterion) for role in ROLES.values()]
         goal = f"≥ {criterion.goal:.0%}" if criterion.goal else f"≤ {COST:g} on average"
         row = [criterion.about, goal, *cells, _mark(reached(verdicts, criterion))]
-        if averaged:
-            row += [_share(averaged, criterion), _mark(reached(averaged, criterion))]
+        for found in more.values():
+            row += [_share(found, criterion), _mark(reached(found, criterion))]
         rows.append(row)
-    return VERDICT_HEAD + (_AVERAGED if averaged else ()), rows
+    return (*VERDICT_HEAD, *(cell for words in more for cell in (words, "reached"))), rows
 
 
 def problem_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:

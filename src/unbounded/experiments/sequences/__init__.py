@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place, spread = usual.text_reference
     start = f"place and spread that depth starts from on text (default: {place:g} {spread:g})"
     add("--text-reference", type=float, nargs=2, metavar=("PLACE", "SPREAD"), help=start)
+    narrow = f"smallest spread of the depth on text (default: {usual.text_narrowest:g})"
+    add("--text-narrowest", type=float, metavar="SPREAD", help=narrow)
     dropped = (
         f"share of channels that training on text leaves out (default: {usual.text_dropout:g})"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from unbounded.experiments import figures
 from unbounded.experiments.figures import BLUE, GREEN, INK, MUTED, ORANGE, NothingToDraw
-from unbounded.experiments.sequences.verdicts import by_depth, judged, problems, score
+from unbounded.experiments.sequences.verdicts import by_depth, judged, problems, score, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,14 +111,14 @@ def text(figure: "Figure", rows: Sequence[Row]) -> None:
     spent = 0.0
     best: list[tuple[float, float]] = []
     for depth, of in by_depth(mine).items():  # a search takes one after the other, keeps the best
-        spent += statistics.fmean(row["seconds"] for row in of)
+        spent += statistics.fmean(map(seconds, of))
         lowest = min(best[-1][1] if best else math.inf, one.fixed[depth])
         best.append((spent, lowest))
     figures.line(right, best, color=INK, marker="o")
     for row in one.udn:
         style = {"color": ORANGE, "marker": "D", "markersize": 6, "linestyle": "none"}
         found = figures.line(left, [(row["depth_mean"], row["bits"])], **style)
-        figures.line(right, [(row["seconds"], row["bits"])], **style)
+        figures.line(right, [(seconds(row), row["bits"])], **style)
     if one.udn:
         found.set_label("UDN")
         handles.append(found)

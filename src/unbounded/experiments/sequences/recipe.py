@@ -57,6 +57,8 @@ class Settings:
         text_most: the same for held-out characters of a text, where small gains count.
         text_reference: place and spread that q(ℓ) starts from on a text; elsewhere it starts
             from the layers' own.
+        text_narrowest: the smallest spread of q(ℓ) on a text. Heads of several depths stay good
+            enough for tokens to leave early by them.
         test_rows: fresh sequences that the result is measured on; of text so many windows at
             most, and as many to follow the training by.
         text_dropout: the share of channels that training on text leaves out: it is short, and
@@ -90,8 +92,9 @@ class Settings:
     lr: float = 0.002
     average: float = 0.99
     most: int = 1024
-    text_most: int = 4096
+    text_most: int = 1024
     text_reference: tuple[float, float] = (6.0, 3.0)
+    text_narrowest: float = 1.5
     test_rows: int = 1024
     text_dropout: float = 0.1
     text_length: int = 128
@@ -278,7 +281,12 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
     }
     if run.depth is None:
         found["depth_rule"] = (
-            HeldOutAscent(reference=settings.text_reference, floor=_FLOOR, most=settings.text_most)
+            HeldOutAscent(
+                reference=settings.text_reference,
+                floor=_FLOOR,
+                narrowest=settings.text_narrowest,
+                most=settings.text_most,
+            )
             if run.problem.task == "text"
             else HeldOutAscent(floor=_FLOOR, most=settings.most)
         )
@@ -288,6 +296,7 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
 OLD = {
     "bf16": False,
     "text_reference": list(TransformerLayers.reference),
+    "text_narrowest": 0.5,
     "text_dropout": 0.0,
     "text_stretches": 1,
 }
@@ -298,7 +307,11 @@ _MATTERS = {
     "words": ["word_rows", "word_steps"],
     "text": ["text_length", "text_rows", "text_steps", "text_dropout", "text_stretches", "text"],
 }
-_OF_DEPTH = {"hops": ["most"], "words": ["most"], "text": ["text_most", "text_reference"]}
+_OF_DEPTH = {
+    "hops": ["most"],
+    "words": ["most"],
+    "text": ["text_most", "text_reference", "text_narrowest"],
+}
 
 
 def matters(task: str, model: str) -> list[str]:
@@ -401,6 +414,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
             changes["text_reference"] = TruncatedNormal.checked(*options.text_reference)
         except ValueError as error:
             raise StudyError(f"--text-reference: {error}") from None
+    if options.text_narrowest is not None:
+        if not 0.01 <= options.text_narrowest < math.inf:
+            raise StudyError(
+                f"--text-narrowest must be at least 0.01, got {options.text_narrowest:g}"
+            )
+        changes["text_narrowest"] = options.text_narrowest
     settings = replace(usual, **changes)
     if settings.width % (2 * settings.heads):
         raise StudyError(f"--width must be a multiple of twice --heads, {2 * settings.heads}")

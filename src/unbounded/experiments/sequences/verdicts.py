@@ -62,12 +62,21 @@ class Judged:
     @property
     def cost(self) -> float:
         """Seconds of a UDN over those of a search."""
-        return statistics.fmean(row["seconds"] for row in self.udn) / self.seconds
+        return statistics.fmean(map(seconds, self.udn)) / self.seconds
 
 
 def score(row: Row) -> float:
     """Bits of text, errors of the rest: less is better."""
     found: float = row["bits"] if row["task"] == "text" else row["error"]
+    return found
+
+
+def seconds(row: Row) -> float:
+    """Of training, as when the fixed depths were trained.
+
+    `pace` is how much longer one of these took when it was trained again beside this network.
+    """
+    found: float = row["seconds"] / row.get("pace", 1.0)
     return found
 
 
@@ -92,7 +101,7 @@ def judged(rows: Sequence[Row], name: str) -> Judged:
     return Judged(
         mine,
         {depth: statistics.fmean(map(score, of)) for depth, of in fixed.items()},
-        sum(statistics.fmean(row["seconds"] for row in of) for of in fixed.values()),
+        sum(statistics.fmean(map(seconds, of)) for of in fixed.values()),
         [row for row in mine if row["model"] == "udn"],
     )
 
@@ -171,7 +180,9 @@ def _timed(timed: Row | None) -> list[tuple[str, str, bool | None]]:
     if timed is not None:
         pace = timed["training"]["tokens_a_second_ratio"]
         where = f", on {timed['versions']['device']}"
-        found[0] = f"{pace:.2f} at depth {timed['training']['depth']}{where}"
+        there = timed["training"].get("device")  # if that was timed elsewhere
+        found[0] = f"{pace:.2f} at depth {timed['training']['depth']}"
+        found[0] += f", on {there}" if there else where
         written = timed["generation"][0]["against_finite"]
         found[1] = f"{written:.2f} in one sequence{where}"
         lost = timed.get("exits", {}).get("lost", {})
