@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import unbounded
@@ -350,6 +351,11 @@ def test_arrays_and_frames_of_a_fitted_estimator(fitted, frame, labels):
 # Bad input in training
 
 
+def arrow(values):
+    found = pa.array(values)
+    return pd.array(found, dtype=pd.ArrowDtype(found.type))
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -357,6 +363,20 @@ def test_arrays_and_frames_of_a_fitted_estimator(fitted, frame, labels):
         (lambda f: f.assign(nothing=np.nan), "column 'nothing' has no values, all are missing"),
         (lambda f: f.assign(odd=[1, "a"] * 60), "column 'odd' .* several types .int, str."),
         (lambda f: f.assign(odd=[{"a": 1}] * 120), "column 'odd' holds values of the type dict"),
+        (lambda f: f.assign(odd=[b"u", b"v"] * 60), "column 'odd' holds values of the type bytes"),
+        (lambda f: f.assign(odd=[b"u", None] * 60), "column 'odd' holds values of the type bytes"),
+        (lambda f: f.assign(odd=pd.Categorical([b"u", b"v"] * 60)), "'odd' .* of the type bytes"),
+        (lambda f: f.assign(odd=arrow([b"u"] * 120)), "'odd' holds values of the type binary"),
+        (lambda f: f.assign(odd=arrow([[1]] * 120)), "'odd' holds values of the type list"),
+        (lambda f: f.assign(odd=arrow([{"a": 1}] * 120)), "'odd' holds values of the type struct"),
+        (
+            lambda f: f.assign(odd=pd.Series(["a", "b\ud800"] * 60, f.index, object)),
+            r"column 'odd' holds the text 'b\\ud800', no valid Unicode",
+        ),
+        (
+            lambda f: f.set_axis(pd.Index(["a\ud800", *f.columns[1:]], dtype=object), axis=1),
+            r"the name 'a\\ud800' of a column is no valid Unicode",
+        ),
         (lambda f: f.assign(count=np.inf), "column 'count' holds infinite values, the first"),
         (lambda f: f.set_axis(list("abcdefa"), axis=1), "several columns of the name 'a'"),
         (

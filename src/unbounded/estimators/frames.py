@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _PRECISIONS = [np.float64, np.float32]
 REMEDY = "name the column in categorical_features"
-_UNREADABLE = ("complex64", "complex128", "List", "Array", "Struct", "Object", "Binary")
+# Types of numpy and polars, then of Arrow in pandas.
+_UNREADABLE = re.compile(
+    r"(complex\d+|List|Array|Struct|Object|Binary|((large|fixed_size)_)?(binary|list)|struct|map)\b"
+)
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -183,16 +186,21 @@ def check_columns(X: Any) -> None:
     names = names_of(X)
     if not names:
         raise ValueError("X has no columns, at least one is needed")
+    odd = [name for name in names if name != name.encode(errors="replace").decode()]
+    if odd:  # files of models hold names
+        raise ValueError(f"the name {shorten(ascii(odd[0]))} of a column is no valid Unicode")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"X has several columns of the name {twice[0]!r}: rename them")
     for name, kind in zip(names, X.dtypes, strict=True):
         # "object" is a type of its own in polars; in pandas it may hold anything.
-        if str(kind).partition("(")[0] in _UNREADABLE:
-            raise ValueError(
-                f"column {name!r} holds values of the type {shorten(str(kind))}: numbers, texts, "
-                "truth values or dates were expected"
-            )
+        if _UNREADABLE.match(str(kind)):
+            raise _unreadable(name, shorten(str(kind)))
+
+
+def _unreadable(name: str, kind: str) -> ValueError:
+    expected = "numbers, texts, truth values or dates were expected"
+    return ValueError(f"column {name!r} holds values of the type {kind}: {expected}")
 
 
 def categorical_columns(X: Any, given: Any) -> list[str]:
@@ -306,11 +314,14 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
     columns = {}
     for place, name in enumerate(names):
         series = X.iloc[:, place]
+        levels = getattr(series.dtype, "categories", series)
+        if levels.dtype.kind in "OS" and pd.api.types.infer_dtype(levels, skipna=True) == "bytes":
+            raise _unreadable(name, "bytes")
         if pd.api.types.is_object_dtype(series.dtype):
             series = _of_one_type(series, name, name in categorical)
         elif isinstance(series.dtype, pd.PeriodDtype):
             series = series.dt.to_timestamp()
-        elif isinstance(getattr(series.dtype, "categories", series).dtype, pd.IntervalDtype):
+        elif isinstance(levels.dtype, pd.IntervalDtype):
             series = series.astype(object).map(str, na_action="ignore")
         columns[name] = series
     return pd.DataFrame(columns)
@@ -321,7 +332,11 @@ def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
     types = pandas().api.types
     found = types.infer_dtype(series, skipna=True)
     if not found.startswith("mixed") or found == "mixed-integer-float":
-        return series.infer_objects()
+        try:
+            return series.infer_objects()
+        except UnicodeEncodeError as error:
+            text = shorten(ascii(error.object))
+            raise ValueError(f"column {name!r} holds the text {text}, no valid Unicode") from None
     if is_category:
         return series.map(str, na_action="ignore")
     there = list(series.dropna())
@@ -329,10 +344,7 @@ def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
         return series.where(series.notna(), np.nan).astype(np.float64)
     kinds = list(dict.fromkeys(type(value).__name__ for value in there))
     if len(kinds) == 1:
-        raise ValueError(
-            f"column {name!r} holds values of the type {kinds[0]}: numbers, texts, truth values "
-            "or dates were expected"
-        )
+        raise _unreadable(name, kinds[0])
     raise ValueError(
         f"column {name!r} holds values of several types ({', '.join(kinds[:4])}): make them one "
         f"type, or {REMEDY}"
