@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,15 @@ from numpy.typing import NDArray
 from sklearn.utils import check_X_y
 from sklearn.utils.validation import validate_data
 
+from unbounded.estimators.given import (
+    as_numbers,
+    has_times,
+    is_frame,
+    is_plain_number,
+    names_of,
+    opened,
+    unreadable,
+)
 from unbounded.tables.columns import Column
 from unbounded.tables.encoding import Encoding, Matrix
 from unbounded.tables.reading import Table, TableError, pandas
@@ -51,10 +59,12 @@ def validate(
         options: of scikit-learn's `check_X_y`.
     """
     options = {"ensure_min_samples": min_rows, "dtype": _PRECISIONS, **options}
+    X = opened(X)
     check_columns(X)
     encoded = estimator.encoding_ is not None
     chosen = categorical_columns(X, estimator.categorical_features) if reset else []
     if (is_plain(X) and not chosen) if reset else not encoded:
+        X = X if reset else as_numbers(X)
         with _telling_columns(X):
             x, y = validate_data(estimator, X, y, reset=reset, ensure_all_finite=False, **options)
         if not check_finite(x, X):
@@ -79,11 +89,13 @@ def validate_new(estimator: "Predictor", X: Any) -> NDArray[Any]:
     numbers = _as_expected(estimator, X)
     if numbers is not None and not check_finite(numbers, X):
         return numbers
+    X = opened(X)
     check_columns(X)
     if estimator.encoding_ is not None:
         X = validate_data(estimator, X, reset=False, skip_check_array=True)
         return encode(estimator, X)
     options = {"dtype": _PRECISIONS, "ensure_all_finite": False}
+    X = as_numbers(X)
     with _telling_columns(X):
         x: NDArray[Any] = validate_data(estimator, X, reset=False, **options)
     if check_finite(x, X):
@@ -106,6 +118,8 @@ def _as_expected(estimator: "Predictor", X: Any) -> NDArray[Any] | None:
         return None
     names = getattr(estimator, "feature_names_in_", None)
     if names is not None and is_frame(X) and list(X.columns) == names.tolist():
+        if not hasattr(X, "iloc") and any(kind.is_temporal() for kind in X.dtypes):
+            return None  # polars would make numbers of times
         X = X.to_numpy()
     elif names is not None or type(X) is not np.ndarray:
         return None
@@ -158,23 +172,6 @@ def _too_large(X: Any) -> str:
     return f"column {names_of(X)[place]!r} holds a number in row {row + 1} that is too large"
 
 
-def is_frame(X: Any) -> bool:
-    """Whether X is a pandas or polars frame: columns with names and types of their own."""
-    # Of the class, where pandas has them: a frame would gather the types of its columns.
-    kind = type(X)
-    named = hasattr(kind, "columns") or hasattr(X, "columns")
-    typed = hasattr(kind, "dtypes") or hasattr(X, "dtypes")
-    there = hasattr(kind, "to_numpy")  # a lazy frame has no rows yet
-    return named and typed and there and getattr(X, "ndim", 2) == 2
-
-
-def names_of(X: Any) -> list[str]:
-    """The names of the columns; x0, x1, … where they have none."""
-    if is_frame(X):
-        return [str(name).strip() for name in X.columns]
-    return [f"x{place}" for place in range(np.asarray(X).shape[1])]
-
-
 def check_columns(X: Any) -> None:
     """A ValueError if a frame has no column, two of one name, or one of what nothing reads."""
     if hasattr(X, "collect_schema") and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
@@ -195,12 +192,7 @@ def check_columns(X: Any) -> None:
     for name, kind in zip(names, X.dtypes, strict=True):
         # "object" is a type of its own in polars; in pandas it may hold anything.
         if _UNREADABLE.match(str(kind)):
-            raise _unreadable(name, shorten(str(kind)))
-
-
-def _unreadable(name: str, kind: str) -> ValueError:
-    expected = "numbers, texts, truth values or dates were expected"
-    return ValueError(f"column {name!r} holds values of the type {kind}: {expected}")
+            raise unreadable(name, shorten(str(kind)))
 
 
 def categorical_columns(X: Any, given: Any) -> list[str]:
@@ -263,16 +255,16 @@ def is_plain(X: Any) -> bool:
     if hasattr(X, "__array_namespace__") and not isinstance(X, np.ndarray):
         return True
     if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
-        return True
+        return X.dtype.kind not in "Mm" or X.ndim != 2
     try:
         values = np.asarray(X)
         if values.dtype.kind in "OUS" and values.ndim == 2:
             values.astype(np.float64)
     except ValueError as error:  # texts that are no numbers, or rows of different lengths
         return "convert string" not in str(error)
-    except TypeError:  # what is neither number nor text: scikit-learn's own words are for that
-        return True
-    return True
+    except TypeError:  # what is neither number, text nor time: scikit-learn's own words tell
+        return values.ndim != 2 or not has_times(values)
+    return values.dtype.kind not in "Mm" or values.ndim != 2
 
 
 def _is_plain_column(X: Any, place: int, kind: Any) -> bool:
@@ -285,12 +277,8 @@ def _is_plain_column(X: Any, place: int, kind: Any) -> bool:
     if types.is_object_dtype(kind):
         values = X.iloc[:, place].tolist()
         # Of gaps, scikit-learn knows None and NaN.
-        return all(value is None or _is_number(value) for value in values)
+        return all(value is None or is_plain_number(value) for value in values)
     return bool(types.is_numeric_dtype(kind) or types.is_bool_dtype(kind))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Number | np.bool_)
 
 
 def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | None = None) -> Any:
@@ -316,12 +304,12 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
         series = X.iloc[:, place]
         levels = getattr(series.dtype, "categories", series)
         if levels.dtype.kind in "OS" and pd.api.types.infer_dtype(levels, skipna=True) == "bytes":
-            raise _unreadable(name, "bytes")
+            raise unreadable(name, "bytes")
         if pd.api.types.is_object_dtype(series.dtype):
             series = _of_one_type(series, name, name in categorical)
         elif isinstance(series.dtype, pd.PeriodDtype):
             series = series.dt.to_timestamp()
-        elif isinstance(levels.dtype, pd.IntervalDtype):
+        elif isinstance(levels.dtype, pd.IntervalDtype | pd.PeriodDtype):
             series = series.astype(object).map(str, na_action="ignore")
         columns[name] = series
     return pd.DataFrame(columns)
@@ -340,11 +328,11 @@ def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
     if is_category:
         return series.map(str, na_action="ignore")
     there = list(series.dropna())
-    if all(map(_is_number, there)):
+    if all(map(is_plain_number, there)):
         return series.where(series.notna(), np.nan).astype(np.float64)
     kinds = list(dict.fromkeys(type(value).__name__ for value in there))
     if len(kinds) == 1:
-        raise _unreadable(name, kinds[0])
+        raise unreadable(name, kinds[0])
     raise ValueError(
         f"column {name!r} holds values of several types ({', '.join(kinds[:4])}): make them one "
         f"type, or {REMEDY}"

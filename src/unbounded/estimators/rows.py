@@ -49,6 +49,11 @@ def check_weights(sample_weight: Any, rows: int) -> NDArray[np.float64]:
     """Weights of that many rows, `(rows,)`, checked; 1 for each if none are given."""
     if hasattr(sample_weight, "to_numpy"):
         sample_weight = sample_weight.to_numpy()
+    if (
+        np.ma.is_masked(sample_weight)
+        or getattr(sample_weight, "dtype", np.dtype(int)).kind in "Mm"
+    ):
+        raise ValueError("sample_weight must be a number for each row: some are masked, or times")
     try:
         weights = np.asarray(1.0 if sample_weight is None else sample_weight, dtype=np.float64)
     except (TypeError, ValueError) as error:

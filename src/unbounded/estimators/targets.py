@@ -22,7 +22,14 @@ def target_name(y: Any) -> str:
 
 def check_targets(y: Any) -> None:
     """A ValueError if targets are dates or lengths of time, of several types, or missing."""
+    if np.ma.is_masked(y):
+        row = int(np.argwhere(np.ma.getmaskarray(y))[0][0]) + 1
+        raise ValueError(f"the target y has no value in row {row} (masked): leave out such rows")
     values = _flat(y)
+    texts = (v for v in dict.fromkeys(values.tolist()) if isinstance(v, str))
+    odd = next((v for v in texts if v != v.encode(errors="replace").decode()), None)
+    if odd is not None:  # files of models hold labels
+        raise ValueError(f"{target_name(y)} holds the text {odd!a}, no valid Unicode")
     if values.dtype.kind == "c":
         raise ValueError(f"{target_name(y)} holds complex numbers: Complex data not supported")
     dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
