@@ -135,3 +135,40 @@ def test_periods_may_be_categories():
 def test_labels_are_whole_texts():
     with pytest.raises(ValueError, match=r"y holds the text '\\ud800', no valid Unicode"):
         UDNClassifier(**SHORT).fit(S[:, None], np.array(["\ud800", "b", "c", "d"])[S])
+
+
+@pytest.mark.parametrize(
+    ("X", "match"),
+    [
+        (pd.DataFrame({"a": [1j * s for s in S], "t": TEXTS}, dtype=object), "'a' .* type complex"),
+        ([[10**400 * int(s)] for s in S], "column 'x0' holds a number in row . that is too large"),
+        ({"a": S, "t": TEXTS}, "X is a dict of columns: give pandas.DataFrame"),
+    ],
+)
+def test_what_cannot_be_read_is_told(X, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        fitted(X)
+
+
+def test_rare_types_are_read():
+    frame = pd.DataFrame({"a": S.astype(float), "t": TEXTS})
+    long = frame.assign(a=S.astype(np.longdouble))
+    np.testing.assert_array_equal(fitted(long).predict(long), fitted(frame).predict(frame))
+    pairs = frame.assign(a=pd.Categorical([(1, int(s)) for s in S]))
+    assert fitted(pairs).encoding_.columns[0].kind == "category"
+    texts = TEXTS[:, None]
+    of_any_length = texts.astype(np.dtypes.StringDType())
+    np.testing.assert_array_equal(
+        fitted(of_any_length).predict(of_any_length), fitted(texts).predict(texts)
+    )
+
+
+def test_bad_numbers_elsewhere_are_told():
+    with pytest.raises(
+        ValueError, match="y holds a number in row . that is too large"
+    ):
+        UDNRegressor(**SHORT).fit(S[:, None], [10**400 * int(s) for s in S])
+    model = fitted(S[:, None])
+    for coverage in ("a", None, [0.5], 2):
+        with pytest.raises(ValueError, match="coverage must be strictly between 0 and 1"):
+            model.predict_interval(S[:3, None], coverage=coverage)

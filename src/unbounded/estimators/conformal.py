@@ -17,6 +17,7 @@ exact; else coverage holds up to how well few heavy rows tell of the others.
 """
 
 import math
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +87,8 @@ def factor(kept: Floats, coverage: float, shares: Floats | None = None) -> Float
     Raises:
         ValueError: if so few rows cannot promise that coverage.
     """
-    if not 0 < coverage < 1:
-        raise ValueError(f"coverage must be strictly between 0 and 1, got {coverage}")
+    if not (isinstance(coverage, Real) and 0 < coverage < 1):
+        raise ValueError(f"coverage must be strictly between 0 and 1, got {coverage!r}")
     count, weighted = len(kept), ""
     place, most = math.ceil((count + 1) * coverage), count / (count + 1)
     is_too_much = place > count

@@ -262,6 +262,8 @@ def is_plain(X: Any) -> bool:
             values.astype(np.float64)
     except ValueError as error:  # texts that are no numbers, or rows of different lengths
         return "convert string" not in str(error)
+    except OverflowError:  # told with the column
+        return True
     except TypeError:  # what is neither number, text nor time: scikit-learn's own words tell
         return values.ndim != 2 or not has_times(values)
     return values.dtype.kind not in "Mm" or values.ndim != 2
@@ -303,13 +305,16 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
     for place, name in enumerate(names):
         series = X.iloc[:, place]
         levels = getattr(series.dtype, "categories", series)
-        if levels.dtype.kind in "OS" and pd.api.types.infer_dtype(levels, skipna=True) == "bytes":
-            raise unreadable(name, "bytes")
+        of = pd.api.types.infer_dtype(levels, skipna=True) if levels.dtype.kind in "OS" else ""
+        if of in ("bytes", "complex"):
+            raise unreadable(name, of)
         if pd.api.types.is_object_dtype(series.dtype):
             series = _of_one_type(series, name, name in categorical)
+        elif series.dtype == np.longdouble:  # Arrow has none
+            series = series.astype(np.float64)
         elif isinstance(series.dtype, pd.PeriodDtype):
             series = series.dt.to_timestamp()
-        elif isinstance(levels.dtype, pd.IntervalDtype | pd.PeriodDtype):
+        elif isinstance(levels.dtype, pd.IntervalDtype | pd.PeriodDtype) or of == "mixed":
             series = series.astype(object).map(str, na_action="ignore")
         columns[name] = series
     return pd.DataFrame(columns)

@@ -1,6 +1,7 @@
 """What people give as X: containers that hide gaps and types, opened before anybody reads them."""
 
 import datetime
+from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
@@ -32,10 +33,17 @@ def opened(X: Any) -> Any:
     """The same rows in a container that says all of them.
 
     Masked values are missing. Tables of Arrow are frames. Sparse columns of a frame are dense.
+
+    Raises:
+        TypeError: if it is a dict.
     """
     if isinstance(X, np.ma.MaskedArray):
         masked: Any = X.astype(np.float64 if X.dtype.kind in "biuf" else object)
         return masked.filled(np.nan) if np.ma.is_masked(X) else X.data
+    if isinstance(X, Mapping) and not hasattr(X, "toarray"):  # a sparse matrix may be one
+        raise TypeError("X is a dict of columns: give pandas.DataFrame(X)")
+    if isinstance(X, np.ndarray) and X.dtype.kind == "T":  # texts of any length
+        return X.astype(object)
     # Of the class: a lazy frame would read its file to tell.
     if hasattr(type(X), "schema") and hasattr(type(X), "to_pandas") and not is_frame(X):
         return X.to_pandas()

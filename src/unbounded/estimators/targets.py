@@ -98,6 +98,9 @@ def check_numbers(y: Any) -> None:
     for place, value in enumerate(values.tolist()):
         try:
             float(value)
+        except OverflowError:
+            told = f"{target_name(y)} holds a number in row {place + 1} that is too large"
+            raise ValueError(told) from None
         except (TypeError, ValueError):
             if isinstance(value, str | bytes):
                 raise ValueError(
