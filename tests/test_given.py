@@ -164,9 +164,7 @@ def test_rare_types_are_read():
 
 
 def test_bad_numbers_elsewhere_are_told():
-    with pytest.raises(
-        ValueError, match="y holds a number in row . that is too large"
-    ):
+    with pytest.raises(ValueError, match=r"y holds a number in row . that is too large"):
         UDNRegressor(**SHORT).fit(S[:, None], [10**400 * int(s) for s in S])
     model = fitted(S[:, None])
     for coverage in ("a", None, [0.5], 2):
