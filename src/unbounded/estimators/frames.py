@@ -28,7 +28,7 @@ from unbounded.estimators.given import (
 from unbounded.tables.columns import Column
 from unbounded.tables.encoding import Encoding, Matrix
 from unbounded.tables.reading import Table, TableError, pandas
-from unbounded.tables.text import closest, is_number, shorten
+from unbounded.tables.text import closest, is_broken, is_number, shorten
 from unbounded.tables.values import native_kind
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def check_columns(X: Any) -> None:
     names = names_of(X)
     if not names:
         raise ValueError("X has no columns, at least one is needed")
-    odd = [name for name in names if name != name.encode(errors="replace").decode()]
+    odd = [name for name in names if is_broken(name)]
     if odd:  # files of models hold names
         raise ValueError(f"the name {shorten(ascii(odd[0]))} of a column is no valid Unicode")
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -254,8 +254,8 @@ def is_plain(X: Any) -> bool:
         return all(_is_plain_column(X, *item) for item in enumerate(X.dtypes))
     if hasattr(X, "__array_namespace__") and not isinstance(X, np.ndarray):
         return True
-    if isinstance(X, np.ndarray) and X.dtype.kind not in "OUS":
-        return X.dtype.kind not in "Mm" or X.ndim != 2
+    if isinstance(X, np.ndarray) and X.dtype.kind not in "OUSMm":
+        return True
     try:
         values = np.asarray(X)
         if values.dtype.kind in "OUS" and values.ndim == 2:
@@ -305,11 +305,12 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
     for place, name in enumerate(names):
         series = X.iloc[:, place]
         levels = getattr(series.dtype, "categories", series)
-        of = pd.api.types.infer_dtype(levels, skipna=True) if levels.dtype.kind in "OS" else ""
+        is_any = pd.api.types.is_object_dtype(levels.dtype) or levels.dtype.kind == "S"
+        of = pd.api.types.infer_dtype(levels, skipna=True) if is_any else ""
         if of in ("bytes", "complex"):
             raise unreadable(name, of)
         if pd.api.types.is_object_dtype(series.dtype):
-            series = _of_one_type(series, name, name in categorical)
+            series = _of_one_type(series, of, name, name in categorical)
         elif series.dtype == np.longdouble:  # Arrow has none
             series = series.astype(np.float64)
         elif isinstance(series.dtype, pd.PeriodDtype):
@@ -320,11 +321,16 @@ def to_frame(X: Any, categorical: Sequence[str] = (), names: Sequence[str] | Non
     return pd.DataFrame(columns)
 
 
-def _of_one_type(series: Any, name: str, is_category: bool) -> Any:
-    """A column of anything, if its values are of one type; as texts where they are categories."""
-    types = pandas().api.types
-    found = types.infer_dtype(series, skipna=True)
-    if not found.startswith("mixed") or found == "mixed-integer-float":
+def _of_one_type(series: Any, of: str, name: str, is_category: bool) -> Any:
+    """A column of anything, if its values are of one type; as texts where they are categories.
+
+    Args:
+        series: the column.
+        of: what pandas infers of its values.
+        name: for errors.
+        is_category: whether its values are names, whatever they are.
+    """
+    if not of.startswith("mixed") or of == "mixed-integer-float":
         try:
             return series.infer_objects()
         except UnicodeEncodeError as error:

@@ -9,7 +9,9 @@ import numpy as np
 
 from unbounded.tables.reading import pandas
 
-_TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
+"""Types of dates, times and durations."""
+_NUMBERS = "numbers were expected, as in training"
 
 
 def is_frame(X: Any) -> bool:
@@ -57,7 +59,7 @@ def opened(X: Any) -> Any:
 
 def has_times(values: Any) -> bool:
     """Whether an array of objects holds dates, times or durations, or gaps of pandas."""
-    return any(isinstance(v, _TIMES) or _is_gap(v) for v in np.asarray(values, object).flat)
+    return any(isinstance(v, TIMES) or _is_gap(v) for v in np.asarray(values, object).flat)
 
 
 def as_numbers(X: Any) -> Any:
@@ -77,11 +79,11 @@ def as_numbers(X: Any) -> Any:
     for place, (name, kind) in enumerate(zip(names_of(X), X.dtypes, strict=True)):
         if hasattr(kind, "is_temporal"):  # polars
             if kind.is_temporal():
-                raise _no_numbers(name, str(kind))
+                raise unreadable(name, str(kind), _NUMBERS)
             continue
         found = str(kind)
         if found.startswith(("datetime", "timedelta", "period", "timestamp", "duration", "date")):
-            raise _no_numbers(name, found)
+            raise unreadable(name, found, _NUMBERS)
         if found == "object":
             values = X.iloc[:, place].to_numpy()
             numbers = _numbers_of(name, values)
@@ -99,26 +101,21 @@ def is_plain_number(value: Any) -> bool:
     return isinstance(value, Number | np.bool_)
 
 
-def unreadable(name: str, kind: str) -> ValueError:
-    """What to say of a column of a type that nothing reads."""
-    expected = "numbers, texts, truth values or dates were expected"
+def unreadable(
+    name: str, kind: str, expected: str = "numbers, texts, truth values or dates were expected"
+) -> ValueError:
+    """What to say of a column of a type that is not read there."""
     return ValueError(f"column {name!r} holds values of the type {kind}: {expected}")
-
-
-def _no_numbers(name: str, kind: str) -> ValueError:
-    return ValueError(
-        f"column {name!r} holds values of the type {kind}: numbers were expected, as in training"
-    )
 
 
 def _numbers_of(name: str, values: Any) -> Any:
     """A column `(rows,)` with NaN for gaps of pandas; itself if it has none."""
     if values.dtype.kind in "Mm":
-        raise _no_numbers(name, str(values.dtype))
+        raise unreadable(name, str(values.dtype), _NUMBERS)
     gaps = np.array([_is_gap(value) for value in values], bool)
     for value in values[~gaps]:
         if not (value is None or isinstance(value, str) or is_plain_number(value)):
-            raise _no_numbers(name, type(value).__name__)
+            raise unreadable(name, type(value).__name__, _NUMBERS)
     return np.where(gaps, np.nan, values) if gaps.any() else values
 
 

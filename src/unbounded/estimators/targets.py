@@ -1,12 +1,12 @@
 """Targets that nothing can be learnt from, told in words of the user's table."""
 
-import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.tables.text import shorten
+from unbounded.estimators.given import TIMES
+from unbounded.tables.text import is_broken, shorten
 
 # Classes that hardly repeat are free text; of fewer than this many nobody can tell.
 _TEXTS_FROM = 20
@@ -26,14 +26,13 @@ def check_targets(y: Any) -> None:
         row = int(np.argwhere(np.ma.getmaskarray(y))[0][0]) + 1
         raise ValueError(f"the target y has no value in row {row} (masked): leave out such rows")
     values = _flat(y)
-    texts = (v for v in dict.fromkeys(values.tolist()) if isinstance(v, str))
-    odd = next((v for v in texts if v != v.encode(errors="replace").decode()), None)
+    texts = values.tolist() if values.dtype.kind in "OUT" else []
+    odd = next((v for v in texts if isinstance(v, str) and is_broken(v)), None)
     if odd is not None:  # files of models hold labels
         raise ValueError(f"{target_name(y)} holds the text {odd!a}, no valid Unicode")
     if values.dtype.kind == "c":
         raise ValueError(f"{target_name(y)} holds complex numbers: Complex data not supported")
-    dates = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
-    first: Any = next((v for v in values.tolist() if isinstance(v, dates)), None)
+    first: Any = next((v for v in values.tolist() if isinstance(v, TIMES)), None)
     if first is None and values.dtype.kind in "mM":
         first = values[0] if values.size else values.dtype
     if first is not None:

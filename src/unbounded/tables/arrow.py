@@ -3,7 +3,7 @@
 from typing import Any
 
 from unbounded.tables import lines
-from unbounded.tables.text import TableError
+from unbounded.tables.text import TableError, is_broken
 
 NO_VALUE = "…"  # what stands for a value that is neither number nor text nor date
 
@@ -38,7 +38,7 @@ def frame_to_arrow(frame: Any) -> Any:
         try:
             columns.append(pyarrow.Array.from_pandas(series))
         except UnicodeEncodeError as error:
-            row = next(i for i, value in enumerate(series.tolist()) if _is_broken(value))
+            row = next(i for i, value in enumerate(series.tolist()) if is_broken(value))
             raise TableError(
                 f"column {str(frame.columns[place])!r} holds a text in row {row + 1} that cannot "
                 f"be written out ({error.reason})"
@@ -48,15 +48,6 @@ def frame_to_arrow(frame: Any) -> Any:
             columns.append(pyarrow.Array.from_pandas(texts, type=pyarrow.string()))
     names = [str(name).strip() for name in frame.columns]
     return pyarrow.Table.from_arrays(columns, names=names)
-
-
-def _is_broken(value: Any) -> bool:
-    """Whether a text holds half a pair of surrogates."""
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def from_arrow(batch: Any) -> Any:

@@ -58,6 +58,15 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
+def is_broken(value: object) -> bool:
+    """Whether a text holds half a pair of surrogates, and cannot be written out."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def to_json(value: Any) -> Any:
     """The value as JSON can hold it: no NumPy, and null for numbers that are not finite."""
     if isinstance(value, dict):
