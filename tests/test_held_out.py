@@ -606,6 +606,42 @@ def test_a_look_at_more_or_fewer_rows_keeps_the_means():
         torch.testing.assert_close(*errors, rtol=0.3, atol=0)
 
 
+@pytest.mark.parametrize("needed", [2, 5])
+def test_the_depth_that_pays_is_found_where_rows_are_fresh_and_count_differently(needed):
+    """Half of the rows need depth and are short. Which ones, is drawn anew for each look."""
+    draw = torch.Generator().manual_seed(0)
+    model, rule, rows = tiny(), HeldOutAscent(most=1024), 2000
+    guess = torch.full((rows,), 0.25).double().log()
+    for epoch in range(200):
+        depth = model.depth.max_depth()
+        rule.reserve(model, depth)
+        hard = torch.rand(rows, generator=draw) < 0.5
+        counts = torch.where(hard, 15.0, 55.0)
+        depths, learnt = torch.arange(1, depth + 1).double()[:, None], min(1.0, epoch / 20)
+        log_lik = -1.3 + learnt * torch.where(hard, depths.clamp(max=needed) / needed, 1.2)
+        log_lik = log_lik + 0.1 * torch.randn(depth, rows, generator=draw).double()
+        rule._sums[0, :depth] += 20 * log_lik.mean(1)
+        rule._state[0, 0] += 20
+        rule.look_at_fresh(model, log_lik.clamp(max=-1e-4), guess, counts)
+        rule.settle(model, over.even(counts[None])[0])
+    assert float(rule._state[0, 1]) < 0.5  # nothing drifts
+    assert model.depth.mode() == needed
+
+
+def test_evened_rows_have_the_mean_and_the_error_of_weighted_ones():
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 3, 500, generator=draw).double()
+    weights = torch.rand(2, 500, generator=draw) * 9 + 1
+    found = over.evened(values, weights)
+    torch.testing.assert_close(found.mean(-1), over.mean(values, weights))
+    errors = (
+        over.standard_error(rows, over.mean(rows, by), by)
+        for rows, by in ((found, over.even(weights)), (values, weights))
+    )
+    torch.testing.assert_close(*errors, rtol=1e-3, atol=0)  # n − 1 of 500 rows, or of fewer
+    assert over.even(weights).sum(1).tolist() == pytest.approx(weights.sum(1).tolist())
+
+
 def test_rows_count_for_no_more_than_most():
     """As if each counted for less: means and errors stay, nats shrink."""
     moved = []

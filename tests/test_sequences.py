@@ -293,12 +293,16 @@ def test_resuming_is_bit_for_bit(tmp_path, kind):
 
 
 def test_a_rule_looks_at_fresh_rows_before_they_are_trained_on():
-    seen = []
+    seen, moved_by = [], []
 
     class Noting(ub.HeldOutAscent):
         def look(self, model, log_lik, guess, weights):
             seen.append((log_lik.clone(), guess, weights))
             super().look(model, log_lik, guess, weights)
+
+        def settle(self, model, weights):
+            moved_by.append(weights)
+            super().settle(model, weights)
 
     def draw(generator):
         x = torch.randint(V, (4, 5), generator=generator)
@@ -312,12 +316,13 @@ def test_a_rule_looks_at_fresh_rows_before_they_are_trained_on():
     ub.fit(
         net,
         ub.Stream(draw, 1, 1000),
-        epochs=1,
+        epochs=2,
         depth_rule=Noting(reference=(2.0, 1.0)),
         progress=False,
     )
     x, y = draw(torch.Generator().manual_seed(net.seed))
-    ((log_lik, guess, weights),) = seen
+    log_lik, guess, weights = seen[0]
+    assert moved_by[-1].tolist() == [4, 4, 4, 4]  # other rows have these places next time
     assert weights.tolist() == [1, 5, 5, 5]
     expected = fresh.likelihood.log_lik(fresh(x), y).detach() / weights
     torch.testing.assert_close(log_lik, expected.double())

@@ -10,6 +10,7 @@ from unbounded.model import UDN
 from unbounded.schema import FileError
 from unbounded.steps.batches import Batch, Batches, LoaderBatches
 from unbounded.steps.depth_rules import DepthRule
+from unbounded.steps.held_out_rows import even
 from unbounded.steps.scoring import SetScores, per_observation, row_weights
 from unbounded.steps.streams import StreamBatches
 
@@ -39,12 +40,12 @@ class FreshRows:
 
     Rows of one epoch are one look. The rule follows rows by their place, and means over time of
     rows that are others each time have just the spread that the rule takes them to have: that of
-    independent rows.
+    independent rows. Weights change places, too: `DepthRule.look_at_fresh`.
     """
 
     def __init__(self, data: StreamBatches | None = None):
         self.data = data  # where a checkpoint has to find the place again
-        self.weights: Tensor | None = None  # of the rows that were looked at last
+        self.weights: Tensor | None = None  # the mean one of the rows that were looked at last
         self._seen: list[tuple[Tensor, Batch]] = []
 
     def add(self, log_lik: Tensor | None, batch: Batch) -> None:
@@ -73,8 +74,10 @@ class FreshRows:
             guesses += [] if guess is None else [guess * share]
             weights += [] if each is None else [each]
         log_lik = torch.cat([one[:depth] for one, _ in self._seen], 1) * torch.cat(shares)
-        self.weights = torch.cat(weights) if weights else None
-        rule.look(model, log_lik, torch.cat(guesses) if guesses else None, self.weights)
+        counts = torch.cat(weights) if weights else None
+        self.weights = None if counts is None else even(counts[None])[0].clone()
+        guess = torch.cat(guesses) if guesses else None
+        rule.look_at_fresh(model, log_lik, guess, counts)
 
     def state(self) -> dict[str, Tensor]:
         """How many batches were taken, and the weights that the rule moves by next."""

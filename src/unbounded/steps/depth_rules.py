@@ -64,8 +64,19 @@ class DepthRule(ABC):
             weights: how often each row counts, `(rows,)`.
         """
 
+    def look_at_fresh(
+        self, model: "UDN", log_lik: Tensor, guess: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """The same where each look is at other rows, as of a stream."""
+        self.look(model, log_lik, guess, weights)
+
     def settle(self, model: "UDN", weights: Tensor | None) -> None:  # noqa: B027
-        """Move λ before an epoch, by what `look` has seen."""
+        """Move λ before an epoch, by what `look` has seen.
+
+        Args:
+            model: in training.
+            weights: as there; of fresh rows, their mean for each.
+        """
 
     def columns(self) -> dict[str, float]:
         """What the history keeps of the rule."""

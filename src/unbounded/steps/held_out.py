@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from unbounded.depth import Numbers, TruncatedNormal
-from unbounded.schema import FileError
 from unbounded.steps import held_out_rows as over
 from unbounded.steps.depth_rules import DepthRule
 
@@ -129,6 +128,7 @@ class HeldOutAscent(DepthRule):
 
     def begin(self) -> None:
         """Forget all models but that q is to rest. Tensors have an axis of members first."""
+        self._fresh_rows = False  # whether the rows of this look are seen for the first time
         rests = self._state[:1, _RESTS] == _FOR_GOOD
         self._state = over.zeros(1, _COUNT)
         self._state[:, _RESTS] = _FOR_GOOD * rests
@@ -174,6 +174,14 @@ class HeldOutAscent(DepthRule):
         log_q = model.depth.log_probs().detach()[None, :depth]
         guess, weights = (None if t is None else t[None] for t in (guess, weights))
         self.see(log_lik[None], log_q, guess, weights)
+
+    def look_at_fresh(
+        self, model: "UDN", log_lik: Tensor, guess: Tensor | None, weights: Tensor | None
+    ) -> None:
+        """The same where each look is at other rows; a place then has no weight of its own."""
+        self._fresh_rows = True
+        self.look(model, log_lik, guess, weights)
+        self._fresh_rows = False
 
     @torch.no_grad()
     def settle(self, model: "UDN", weights: Tensor | None) -> None:
@@ -246,6 +254,10 @@ class HeldOutAscent(DepthRule):
         state, q = self._state, log_q.double().exp()
         inside = q > 0
         scores, guess = over.scores(log_lik, guess, inside)
+        if self._fresh_rows and weights is not None:
+            scores = over.evened(scores, weights)
+            guess = None if guess is None else over.evened(guess[:, None], weights)[:, 0]
+            weights = over.even(weights)
         steps = state[:, _SINCE].clamp(min=1)
         state[:, _TOTAL] += steps
         memory = (self.memory * state[:, _TOTAL]).clamp(min=_SHORTEST_MEMORY)
@@ -385,14 +397,8 @@ class HeldOutAscent(DepthRule):
         q = log_q.exp()
         # Beyond the layers that there are nothing is known: neither gain nor loss.
         value = torch.cat([worth, worth[:, -1:].expand(-1, size - depth)], 1)
-        divergence = (q * (self.width**2 * log_q - self._log_reference(q))).sum(-1)
+        divergence = (q * (self.width**2 * log_q - over.log_reference(self._rho, q))).sum(-1)
         return (q * value[:, None]).sum(-1) - temperature[:, None] * divergence
-
-    def _log_reference(self, like: Tensor) -> Tensor:
-        """log ρ(ℓ) for ℓ = 1 … as many as the last axis has."""
-        place, spread = self._rho
-        depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
-        return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
 
     def _worth(self, q: Tensor, of: slice, weights: Tensor | None) -> Tensor:
         """U_ℓ of the depths that there are, `(members, depth)`."""
@@ -429,17 +435,7 @@ class HeldOutAscent(DepthRule):
     def check_state(self, state: dict[str, Tensor]) -> None:
         """Means of one length, of finite numbers."""
         super().check_state(state)
-        lengths = {state[name].shape[:2] for name in ("sums", "train", "gains", "fast", "seen")}
-        differ = len(lengths) != 1 or next(iter(lengths))[0] != len(self._state)
-        if differ or state["state"].shape != self._state.shape:
-            raise FileError("the tensors of the rule should be of one length")
-        for name, value in state.items():
-            if not bool(torch.isfinite(value).all()):
-                raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
-        if bool((state["seen"] < 0).any()) or bool(
-            (state["state"][:, [_SINCE, _LOOKS, _ARRIVED, _TOTAL]] < 0).any()
-        ):
-            raise FileError("the counts of the rule should be at least 0")
+        over.check_state(state, self._state.shape, [_SINCE, _LOOKS, _ARRIVED, _TOTAL])
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back; who was told to rest before goes on resting."""

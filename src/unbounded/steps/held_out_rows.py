@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from unbounded.depth import TruncatedNormal
+from unbounded.schema import FileError
 
 
 def zeros(*shape: int) -> Tensor:
@@ -40,6 +41,27 @@ def scores(log_lik: Tensor, guess: Tensor | None, inside: Tensor) -> tuple[Tenso
         found = torch.where(found.isfinite(), found, -torch.inf)
         found = torch.logaddexp(found, guess[:, None]) - math.log(2)
     return torch.where(here & says, found, 0.0), guess
+
+
+def evened(values: Tensor, weights: Tensor) -> Tensor:
+    """Values whose plain mean and its standard error are those of the weighted values.
+
+    Rows of different looks that share a place have different weights; these can be averaged.
+
+    Args:
+        values: `(members, depth, rows)`.
+        weights: how often each row counts, `(members, rows)`.
+
+    Returns:
+        m + (v − m)·w / w̄, where m is the weighted mean and w̄ the mean weight.
+    """
+    middle = mean(values, weights)[..., None]
+    return middle + (values - middle) * (weights / weights.mean(1, keepdim=True))[:, None].double()
+
+
+def even(weights: Tensor) -> Tensor:
+    """Equal weights of the same sum, `(members, rows)`: those of `evened` values."""
+    return weights.double().mean(1, keepdim=True).expand_as(weights)
 
 
 def resized(rows: Tensor, count: int) -> Tensor:
@@ -133,6 +155,13 @@ def behind(gaps: Tensor, q: Tensor) -> Tensor:
     return ((q * gaps**2).sum(1) - along.clamp(min=0) ** 2).clamp(min=0).sqrt()
 
 
+def log_reference(rho: tuple[float, float], like: Tensor) -> Tensor:
+    """log ρ(ℓ) for ℓ = 1 … as many as the last axis has."""
+    place, spread = rho
+    depths = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
+    return (-((depths - place) ** 2) / (2 * spread**2)).log_softmax(0)
+
+
 def enlarged(tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """A tensor of that shape, on the device, which begins with what is there."""
     result = torch.zeros(shape, dtype=tensor.dtype, device=device)
@@ -151,3 +180,22 @@ def checked_reference(reference: tuple[float, float]) -> tuple[float, float]:
         return TruncatedNormal.checked(place, spread)
     except ValueError as error:
         raise ValueError(f"{expected}: {error}") from None
+
+
+def check_state(state: dict[str, Tensor], shape: tuple[int, ...], counts: list[int]) -> None:
+    """A FileError unless a checkpoint's tensors of the rule fit together.
+
+    Args:
+        state: means by name, and single numbers of each model as "state".
+        shape: of these numbers.
+        counts: which of them are at least 0.
+    """
+    lengths = {state[name].shape[:2] for name in ("sums", "train", "gains", "fast", "seen")}
+    differ = len(lengths) != 1 or next(iter(lengths))[0] != shape[0]
+    if differ or state["state"].shape != shape:
+        raise FileError("the tensors of the rule should be of one length")
+    for name, value in state.items():
+        if not bool(torch.isfinite(value).all()):
+            raise FileError(f"the tensor rule.{name} holds numbers that are not finite")
+    if bool((state["seen"] < 0).any()) or bool((state["state"][:, counts] < 0).any()):
+        raise FileError("the counts of the rule should be at least 0")

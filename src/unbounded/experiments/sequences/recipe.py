@@ -295,7 +295,7 @@ def fitting(run: Run, epochs: int, settings: Settings) -> dict[str, Any]:
 
 OLD = {
     "bf16": False,
-    "text_reference": list(TransformerLayers.reference),
+    "text_reference": [3.0, 2.0],
     "text_narrowest": 0.5,
     "text_dropout": 0.0,
     "text_stretches": 1,
