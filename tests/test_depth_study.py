@@ -193,7 +193,8 @@ def test_populations_hold_every_run_once():
     ]
     sizes = {p.name: len(p.runs) for p in found}
     assert sizes["spirals-fixed"] == 8 * 2 * 2
-    assert sizes["spirals-udn"] == 8 * 3 * 2
+    assert sizes["spirals-udn"] == 8 * 2 * 2  # the start in the middle is on its longer way
+    assert sizes["sklearn-wine-udn"] == 3 * 2
     assert sizes["spirals-long"] == sizes["spirals-members"] == sizes["spirals-dun"] == 8 * 2
     every = [run for p in found for run in p.runs]
     assert len(set(every)) == len(every)
@@ -607,6 +608,33 @@ def test_a_row_is_what_fit_does_with_one_model(finished):
     assert again["test_score"] == pytest.approx(found["test_score"], abs=2e-3)
     assert again["depth_mean"] == pytest.approx(found["depth_mean"], abs=1e-2)
     assert again["layer_rows"] == found["layer_rows"]
+
+
+def test_the_usual_training_is_the_beginning_of_the_longer_one(finished, tmp_path, monkeypatch):
+    _, documents = finished
+    on_its_way = [r for r in documents[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
+    assert [(r["length"], r["seed"]) for r in on_its_way] == [(1, 0), (1, 1), (4, 0), (4, 1)]
+    alone = run(tmp_path / "alone", "--no-long", "--no-members", "--problems", "spiral-2")
+    mine = [r for r in alone[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
+    assert timeless([{"runs": mine}]) == timeless([{"runs": on_its_way[:2]}])
+    assert on_its_way[0]["seconds"] < on_its_way[2]["seconds"]
+    # Interrupted behind that point, its rows are kept.
+    real, calls = runs.train_until, []
+
+    def stops(population, settings, place):
+        calls.append((population.name, {one.length for one in population.runs}))
+        if calls[-1] == ("spirals-long", {4}):
+            raise KeyboardInterrupt
+        return real(population, settings, place)
+
+    words = "--no-members", "--problems", "spiral-2"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runs, "train_until", stops)
+        run(tmp_path / "cut", *words)
+    assert calls[-2] == ("spirals-long", {1})
+    found = run(tmp_path / "cut", *words, "--resume")
+    again = [r for r in found[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
+    assert timeless([{"runs": again}]) == timeless([{"runs": on_its_way}])
 
 
 def test_scores_are_in_the_units_of_the_target():

@@ -29,6 +29,7 @@ KINDS = {
     "dun": "DUNs",
 }
 """The populations of a problem, in the order of training."""
+_MADE = ("spirals", "tents")  # their rate is constant
 _MEMBER_SEEDS = 1000  # the first weights of further members have seeds that no run has
 _POINTS = {"udn": 200, "members": 200}  # rows of each history that are kept while training
 _FEW_POINTS = 20  # where the depth does not change
@@ -142,6 +143,8 @@ def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
     if kind == "fixed":
         return [Run(name, "fixed", d, None, one, s) for d in depths for s in seeds]
     if kind == "udn":
+        if is_on_the_way(problem, settings):
+            starts = tuple(mu for mu in starts if mu != start)
         return [Run(name, "udn", None, mu, one, s) for mu in starts for s in seeds]
     if kind == "long":
         seeds = seeds if settings.long > 1 else []
@@ -150,6 +153,14 @@ def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
         seeds = seeds if settings.members > 1 else []
         return [Run(name, "members", None, start, settings.members_long, s) for s in seeds]
     return [Run(name, "dun", None, None, one, s) for s in seeds]
+
+
+def is_on_the_way(problem: Problem, settings: Settings) -> bool:
+    """Whether the longer training of a UDN begins with the usual one, which is scored on its way.
+
+    So it is where the rate is constant: both would take the same steps.
+    """
+    return problem.group in _MADE and settings.long > 1
 
 
 def start_of(problem: Problem, settings: Settings) -> float:
@@ -192,7 +203,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
     """How to `fit` a population of runs such as this one; `rows` are those to train on."""
     table = Recipe(steps=settings.table_steps)
     rates = {"spirals": settings.spiral_lr, "tents": settings.tent_lr}
-    is_made = problem.group in rates
+    is_made = problem.group in _MADE
     batch = 256 if is_made else table.batch_size(rows)
     epochs = run.length * (settings.made_epochs if is_made else table.epochs(rows))
     found: dict[str, Any] = {
@@ -202,7 +213,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "schedule": SCHEDULES["constant" if is_made else "cosine"](epochs),
         "average": settings.average,
         "clip": settings.clip,
-        "history_every": max(1, epochs // _POINTS.get(run.model, _FEW_POINTS)),
+        "history_every": max(1, epochs // run.length // _POINTS.get(run.model, _FEW_POINTS)),
     }
     if run.model in ("udn", "members"):
         found["depth_rule"] = HeldOutAscent(reference=None if is_made else settings.table_reference)

@@ -25,6 +25,7 @@ from unbounded.experiments.depth.recipe import (
     Run,
     Settings,
     fitting,
+    is_on_the_way,
     networks_of,
     runs_of,
 )
@@ -78,19 +79,50 @@ def train(population: Population, settings: Settings, place: Place) -> dict[str,
     networks = f"{count} network{'s' if count > 1 else ''}"
     show(f"{population.name}: {networks} ({KINDS[population.kind]})")
     seconds, rows = TRAINERS[population.trainer](population, settings, place)
-    work = sum(row["layer_rows"] for row in rows) or 1
     versions = records.versions(place.device)
-    for row in rows:  # who computes more has the larger share
-        row["seconds"] = round(seconds * row["layer_rows"] / work, 3)
+    share(seconds, [row for row in rows if "seconds" not in row])
+    for row in rows:
         row["device"] = versions["device"]
     show(f"{population.name}: {seconds:.1f} s")
     return {"seconds": round(seconds, 1), "versions": versions, "runs": rows}
 
 
+def share(seconds: float, rows: Sequence[Row]) -> None:
+    """Give each run its seconds of a computation: who computes more has the larger share."""
+    work = sum(row["layer_rows"] for row in rows) or 1
+    for row in rows:
+        row["seconds"] = round(seconds * row["layer_rows"] / work, 3)
+
+
 def train_dense(
     population: Population, settings: Settings, place: Place
 ) -> tuple[float, list[Row]]:
-    """Dense networks of one shape, as one computation: seconds and rows."""
+    """Dense networks of one shape, as one computation: seconds and rows.
+
+    Where a longer training begins with the usual one, it stops for a moment there: its rows are
+    those of both.
+    """
+    runs = population.runs
+    if population.kind != "long" or not is_on_the_way(PROBLEMS[runs[0].problem], settings):
+        return train_until(population, settings, place)
+    usual = tuple(dataclasses.replace(run, length=1) for run in runs)
+    halfway = place.parts / f"{population.name}.usual.json"
+    if place.resume and halfway.exists():
+        rows: list[Row] = records.read_json(halfway)
+    else:
+        seconds, rows = train_until(dataclasses.replace(population, runs=usual), settings, place)
+        share(seconds, rows)
+        records.write_json(halfway, rows)
+    place = dataclasses.replace(place, resume=True)
+    seconds, longer = train_until(population, settings, place)
+    halfway.unlink()
+    return seconds, rows + longer
+
+
+def train_until(
+    population: Population, settings: Settings, place: Place
+) -> tuple[float, list[Row]]:
+    """Dense networks of one shape, from their beginning or where their checkpoint left off."""
     runs = population.runs
     made: dict[tuple[str, int], Parts] = {}  # networks with equal data share the tensors
     for run in runs:
