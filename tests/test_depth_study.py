@@ -628,9 +628,10 @@ def test_the_usual_training_is_the_beginning_of_the_longer_one(finished, tmp_pat
         return real(population, settings, place)
 
     words = "--no-members", "--problems", "spiral-2"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(runs, "train_until", stops)
+    monkeypatch.setattr(runs, "train_until", stops)
+    with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", *words)
+    monkeypatch.setattr(runs, "train_until", real)
     assert calls[-2] == ("spirals-long", {1})
     found = run(tmp_path / "cut", *words, "--resume")
     again = [r for r in found[0]["runs"] if r["model"] == "udn" and r["start"] == 4]

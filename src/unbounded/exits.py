@@ -44,8 +44,10 @@ class EarlyExit:
         """The exit itself, or the one of this level."""
         return exit if isinstance(exit, EarlyExit) else cls(exit)
 
-    def is_sure(self, mixture: "RunningMixture", likelihood: Likelihood) -> Tensor:
-        """Whether each row may leave: `(batch,)`."""
+    def is_sure(
+        self, mixture: "RunningMixture", likelihood: Likelihood, counts: Tensor | None = None
+    ) -> Tensor:
+        """Whether each row may leave, `(batch,)`; places that do not count have no say."""
         total, mass = mixture.log_total, mixture.log_mass
         assert total is not None
         assert mass is not None
@@ -53,6 +55,8 @@ class EarlyExit:
             return torch.zeros(total.shape[0], dtype=torch.bool, device=total.device)
         if not self.bounded:
             total, mass = mixture.log_probs, torch.zeros_like(mass)
+        if counts is not None:
+            total = torch.where(counts[..., None], total, 0.0)
         return likelihood.verdict(total.exp(), mass.exp())[1] >= self.level
 
 
@@ -188,7 +192,7 @@ def predict_early(
     depths, mixture = torch.zeros_like(rows), RunningMixture()
     found: Tensor | None = None
     state: Any = x
-    given = stack._replace(context=layers.context(x))
+    given, counts = stack._replace(context=layers.context(x)), layers.counts(x)
     for depth, layer in enumerate(stack.hidden, 1):
         state = layer(state, *given.given(layer))
         if depth < stack.first:
@@ -200,7 +204,7 @@ def predict_early(
             found = torch.empty_like(probs)
         leaves = torch.ones_like(rows, dtype=torch.bool)
         if depth < len(stack.hidden):
-            leaves = rule.is_sure(mixture, likelihood)
+            leaves = rule.is_sure(mixture, likelihood, counts)
         found[rows[leaves]], depths[rows[leaves]] = probs[leaves], depth
         stay = (~leaves).nonzero()[:, 0]
         if not len(stay):
@@ -208,7 +212,7 @@ def predict_early(
         if len(stay) < len(rows):
             rows, state, x = rows[stay], state.index_select(axis, stay), trees.rows(x, stay)
             mixture.keep(stay)
-            given = stack._replace(context=layers.context(x))
+            given, counts = stack._replace(context=layers.context(x)), layers.counts(x)
     assert found is not None
     return EarlyPrediction(likelihood, found, depths)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
 
 
+_LEAST = -1e30
 _SPOKEN = 0.25
 """Of q's mass, that must have spoken before `within` lets a token leave."""
 
@@ -96,6 +97,8 @@ def generate(
         if not 0 < sure <= 1:
             raise ValueError(f"sure must be above 0 and at most 1, got {sure}")
         sure = EarlyExit(sure, bounded=True)
+    elif sure is not None and not isinstance(sure, EarlyExit):
+        raise ValueError(f"sure must be a number or an EarlyExit, got {sure!r}")
     if within is not None and not 0 < within <= 1:
         raise ValueError(f"within must be above 0 and at most 1, got {within}")
     gradless = torch.inference_mode() if isinstance(model, Frozen) else without_gradients(model)
@@ -218,7 +221,8 @@ class _Writer:
         self._last = scores[:, :, -1]
         log_q = self.log_q[place : place + len(states)]
         mass = log_q.logsumexp(0)[:, None]
-        each = (log_q[..., None] + self._last).logsumexp(0) - mass
+        # Depths may have no mass at all: −∞ − (−∞) is no number.
+        each = (log_q[..., None] + self._last).logsumexp(0) - mass.clamp(min=_LEAST)
         mixture.add(mass[..., None], each[:, None])
 
     def chose(self, tokens: Tensor) -> None:

@@ -52,6 +52,8 @@ def predict(
         The likelihood's prediction, with outputs `(depth, rows, *event)`; with `exit` the
         probabilities and the depth of each row.
     """
+    if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+        raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
     if exit is not None:
         return _predict_early(model, x, batch_size, EarlyExit.of(exit))
     like = model.anchor

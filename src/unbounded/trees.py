@@ -91,14 +91,19 @@ def padded(trees: Sequence[Tree], value: float = 0) -> Tree:
     """
 
     def stacked(*parts: Tensor) -> Tensor | None:
-        if parts[0] is None:
+        missing = sum(part is None for part in parts)
+        if missing == len(parts):
             return None
+        if missing:
+            raise ValueError(f"{missing} of {len(parts)} rows lack a part that the others have")
         longest = max(part.shape[0] for part in parts)
         fill = False if parts[0].dtype == torch.bool else value
         before = (0, 0) * (parts[0].dim() - 1)
         ends = [(*before, 0, longest - part.shape[0]) for part in parts]
         return torch.stack([F.pad(p, e, value=fill) for p, e in zip(parts, ends, strict=True)])
 
+    if not trees:
+        raise ValueError("there are no rows to pad, at least one is needed")
     return pytree.tree_map(stacked, *trees)
 
 

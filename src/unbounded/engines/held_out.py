@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from unbounded.engines.base import VALIDATION
+from unbounded.likelihoods import Likelihood, Tokens
 from unbounded.model import UDN
 from unbounded.schema import FileError
 from unbounded.steps.batches import Batch, Batches, LoaderBatches
@@ -63,21 +65,13 @@ class FreshRows:
             return
         likelihood = model.likelihood
         depth = min(len(log_lik) for log_lik, _ in self._seen)  # λ moves between epochs alone
-        batches = [batch for _, batch in self._seen]
-        if len({batch.y.shape[1:] for batch in batches}) == 1 and batches[0].weights is None:
-            batches = [Batch(None, torch.cat([batch.y for batch in batches]), None)]
-        shares, guesses, weights = [], [], []
-        for _, y, own in batches:
-            share = per_observation(likelihood, y.new_ones(len(y), dtype=torch.float64), y)
-            guess, each = likelihood.guess(y), row_weights(likelihood, y, own)
-            shares.append(share)
-            guesses += [] if guess is None else [guess * share]
-            weights += [] if each is None else [each]
-        log_lik = torch.cat([one[:depth] for one, _ in self._seen], 1) * torch.cat(shares)
-        counts = torch.cat(weights) if weights else None
+        # p₀ knows the targets of the whole look, however they came.
+        y, own = _together([batch for _, batch in self._seen], likelihood)
+        share = per_observation(likelihood, y.new_ones(len(y), dtype=torch.float64), y)
+        guess, counts = likelihood.guess(y), row_weights(likelihood, y, own)
+        log_lik = torch.cat([one[:depth] for one, _ in self._seen], 1) * share
         self.weights = None if counts is None else even(counts[None])[0].clone()
-        guess = torch.cat(guesses) if guesses else None
-        rule.look_at_fresh(model, log_lik, guess, counts)
+        rule.look_at_fresh(model, log_lik, None if guess is None else guess * share, counts)
 
     def state(self) -> dict[str, Tensor]:
         """How many batches were taken, and the weights that the rule moves by next."""
@@ -99,6 +93,23 @@ class FreshRows:
         self.data.skip(int(state["taken"]))
         weights = state.get("weights")
         self.weights = None if weights is None else weights.to(self.data.model.anchor.device)
+
+
+def _together(batches: list[Batch], likelihood: Likelihood) -> tuple[Tensor, Tensor | None]:
+    """Targets and weights of all batches; sequences as long as the longest, weights that are not
+    given 1.
+    """
+    targets, weights = [batch.y for batch in batches], None
+    if isinstance(likelihood, Tokens):
+        longest = max(y.shape[1] for y in targets)
+        targets = [F.pad(y, (0, longest - y.shape[1]), value=likelihood.ignored) for y in targets]
+    if any(batch.weights is not None for batch in batches):
+        ones = [torch.ones(len(b.y), device=b.y.device) for b in batches]
+        own = [
+            one if b.weights is None else b.weights for b, one in zip(batches, ones, strict=True)
+        ]
+        weights = torch.cat(own)
+    return torch.cat(targets), weights
 
 
 def look(rule: DepthRule, model: UDN, scores: SetScores) -> None:

@@ -155,6 +155,10 @@ class Layers(ABC):
         """What modules that take a context get, made once a pass; the input itself by default."""
         return x
 
+    def counts(self, x: trees.Tree) -> Tensor | None:
+        """Which places of each row are there, `(batch, time)`; None where all are, or none is."""
+        return None
+
     def join(self, first: nn.Module, head: nn.Module) -> None:  # noqa: B027
         """Let a newborn head share parameters with layer 1; nothing is shared by default."""
 

@@ -151,6 +151,11 @@ class TransformerLayers(Layers):
         """Positions, their waves and the mask; a ValueError if shapes do not fit."""
         return self.context_after(x, 0)
 
+    def counts(self, x: trees.Tree) -> Tensor | None:
+        """Which tokens are there, `(batch, time)`, by a mask of that shape."""
+        mask = _parts(x)[1]
+        return None if mask is None or mask.dim() != 2 else mask.bool()
+
     def context_after(
         self, x: trees.Tree, start: int, cache: KeyValues | None = None
     ) -> SequenceContext:

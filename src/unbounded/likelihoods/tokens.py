@@ -103,7 +103,9 @@ class Tokens(Likelihood):
         """log p(y_t; Ω_ℓt), 0 where it does not count: `(depth, batch, time)`."""
         self.check_outputs(outputs, y)
         counts = y != self.ignored
-        index = y.clamp(min=0).expand(outputs.shape[0], -1, -1)[..., None]
+        if y.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_range(y[counts])
+        index = torch.where(counts, y, 0).expand(outputs.shape[0], -1, -1)[..., None]
         # A log_softmax would keep a second tensor as large as the outputs.
         found = outputs.gather(-1, index)[..., 0] - outputs.logsumexp(-1)
         return torch.where(counts, found, 0.0)
@@ -136,6 +138,10 @@ class Tokens(Likelihood):
         counted = y[y != self.ignored]
         if y.numel() and not counted.numel():
             raise ValueError(f"all targets are ignored ({self.ignored}): none is left to count")
+        self._check_range(counted)
+        return y
+
+    def _check_range(self, counted: Tensor) -> None:
         if counted.numel():
             low, high = int(counted.min()), int(counted.max())
             if low < 0 or high >= self.vocabulary:
@@ -143,7 +149,6 @@ class Tokens(Likelihood):
                     f"token targets must be in 0 … {self.vocabulary - 1}, or {self.ignored} for "
                     f"those that do not count, got {low} … {high}"
                 )
-        return y
 
     def check_training_targets(self, y: Tensor) -> None:
         """Every row must have a target that counts: else a batch could be without."""

@@ -191,7 +191,12 @@ def checked_item(item: Any, model: "UDN", giver: str, *, values: bool = True) ->
         raise ValueError(f"{giver} gave a batch without rows")
     if values:
         x, y = as_inputs(x, model), model.likelihood.check_targets(y)
-    weights = as_tensor(item[2], "weights") if len(item) == 3 else None
+    rows = trees.num_rows(x)
+    if y.shape[:1] != (rows,):
+        raise ValueError(f"{giver} gave inputs of {rows} rows and targets {tuple(y.shape)}")
+    weights = as_tensor(item[2], "weights") if len(item) == 3 and item[2] is not None else None
+    if weights is not None:
+        _check_weights(weights, rows, values=values)
     return to_device(x, y, weights, model)
 
 
@@ -243,6 +248,8 @@ def batches(
         weights = as_tensor(data[2], "weights") if len(data) == 3 and data[2] is not None else None
         if weights is not None:
             _check_weights(weights, rows)
+            if not bool((weights > 0).any()):
+                raise ValueError("weights must not all be 0")
     except ValueError as error:
         raise ValueError(f"{what} data: {error}") from None
     batch = to_device(x, y, weights, model)
@@ -269,6 +276,7 @@ def training_batches(
     """Shuffled batches to learn from, with checks that only training asks for."""
     from unbounded.steps.disk import DiskBatches
     from unbounded.steps.images import ImageBatches
+    from unbounded.steps.streams import Stream
 
     if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
         raise ValueError(f"batch_size must be an integer of at least 1, got {batch_size!r}")
@@ -287,6 +295,8 @@ def training_batches(
             raise ValueError(f"num_data is {num_data}, the data have {found.num_data} {unit}")
         y = found.first_targets() if isinstance(found, DiskBatches) else found.y
         check_training_rows(model, y, found.num_rows, batch_size)
+    elif isinstance(data, Stream) and num_data not in (None, found.num_data):
+        raise ValueError(f"num_data is {num_data}, the stream has {found.num_data}: say it there")
     elif isinstance(found, LoaderBatches) and num_data is None and model.likelihood.unit != "rows":
         unit = model.likelihood.unit
         raise ValueError(f"training data: say num_data, how many {unit} the loader's data set has")
@@ -414,10 +424,8 @@ def to_device(x: trees.Tree, y: Tensor, weights: Tensor | None, model: "UDN") ->
     )
 
 
-def _check_weights(weights: Tensor, rows: int) -> None:
+def _check_weights(weights: Tensor, rows: int, *, values: bool = True) -> None:
     if weights.shape != (rows,):
         raise ValueError(f"weights must have shape ({rows},), got {tuple(weights.shape)}")
-    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+    if values and not bool((torch.isfinite(weights) & (weights >= 0)).all()):
         raise ValueError("weights must be finite and at least 0")
-    if not bool((weights > 0).any()):
-        raise ValueError("weights must not all be 0")

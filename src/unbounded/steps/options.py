@@ -45,8 +45,9 @@ class StepOptions:
             raise ValueError(
                 f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast}"
             )
-        if isinstance(self.micro_batches, bool) or self.micro_batches < 1:
-            raise ValueError(f"micro_batches must be at least 1, got {self.micro_batches}")
+        count = self.micro_batches
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"micro_batches must be an integer of at least 1, got {count!r}")
 
 
 DEPTH_LR_RATIO = 0.1

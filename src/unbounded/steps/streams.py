@@ -1,5 +1,6 @@
 """Data without an end: every batch is fresh, so what depths make of it is held-out evidence."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ class Stream:
     Args:
         source: generator ↦ (x, y), drawn from a generator whose state checkpoints keep; or an
             iterable of (x, y), of as many batches as training takes. A resumed run leaves out as
-            many of them as the earlier one took.
+            many of them as the earlier one took: of an iterator, give one from the beginning.
         steps: batches an epoch: between two looks of a depth rule, and rows of the history.
         num_data: n, how many rows (of tokens: tokens) there are in all; those of the whole
             training, where nobody knows better.
@@ -41,13 +42,19 @@ class Stream:
     def __post_init__(self) -> None:
         for name in ("steps", "num_data"):
             value = getattr(self, name)
-            if isinstance(value, bool) or int(value) != value or value < 1:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 1 <= value < math.inf or int(value) != value:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         if not callable(self.source) and not isinstance(self.source, Iterable):
             raise TypeError(
                 "the source of a stream is a function of a generator or an iterable, "
                 f"got {type(self.source).__name__}"
             )
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether the source is an iterator, which has no way back to its beginning."""
+        return isinstance(self.source, Iterator)
 
     @classmethod
     def for_budget(
@@ -127,4 +134,8 @@ class StreamBatches:
                 not getattr(part, "is_cuda", False) for part in trees.leaves(item[0])
             )
             self.taken += 1
-            yield checked_item(item, self.model, "the stream", values=on_host)
+            try:
+                batch = checked_item(item, self.model, "the stream", values=on_host)
+            except ValueError as error:
+                raise ValueError(f"batch {self.taken} of the stream: {error}") from None
+            yield batch

@@ -97,6 +97,7 @@ def fit(
     with processes.agreeing():
         _check_run(epochs, checkpoint, resume, processes.is_first)
         _check_models(models, options)
+        _check_streams(x, len(models))
         words = check_words(resume_despite)
         task = partial(
             _task,
@@ -260,7 +261,8 @@ def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> E
     if processes.size > 1:
         return Eager()
     given = data if isinstance(data, list) else [data]
-    if len(models) > 1 and not any(isinstance(one, DiskData) for one in given):
+    in_turn = DiskData, Stream, DataLoader
+    if len(models) > 1 and not any(isinstance(one, in_turn) for one in given):
         return Stacked() if _gain_together([uncompiled(model) for model in models]) else Eager()
     if isinstance(data, ImageData) and models:
         model = uncompiled(models[0])
@@ -287,6 +289,17 @@ def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
     if len(models) > 1 and hasattr(options.get("optimizer"), "param_groups"):
         raise ValueError(
             "one optimiser cannot train several models: give its class, or a partial of it"
+        )
+
+
+def _check_streams(data: Any, models: int) -> None:
+    """A ValueError if several models would read one iterator, each some of its batches."""
+    given = data if isinstance(data, list) else [data] * models
+    read = [id(one.source) for one in given if isinstance(one, Stream) and one.reads_once]
+    if len(set(read)) < len(read):
+        raise ValueError(
+            "several models cannot read one iterator: give a Stream of a function or of a list, "
+            "or each model a Stream of its own"
         )
 
 
