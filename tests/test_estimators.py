@@ -19,6 +19,7 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, make_classification, make_friedman1
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
@@ -476,6 +477,50 @@ def test_partial_fit_of_numbers(friedman):
     assert model.score(X, y) > 0.7
     with pytest.raises(ValueError, match="y has 2 targets, 1 before"):
         model.partial_fit(X, np.column_stack([y, y]))
+
+
+def test_partial_fit_does_not_undo_what_fit_has_learnt():
+    draw = np.random.default_rng(0)
+
+    def rows(count):
+        X = draw.normal(size=(count, 5))
+        return X, X[:, 0] + X[:, 1] ** 2 + 0.3 * draw.normal(size=count)
+
+    test = rows(1000)
+    model = UDNRegressor(random_state=0).fit(*rows(400))
+    scores = [model.score(*test)]
+    for _ in range(8):
+        scores.append(model.partial_fit(*rows(40)).score(*test))
+    assert min(scores) > scores[0] - 0.005
+    labels = UDNClassifier(random_state=0).fit(test[0][:400], test[1][:400] > 1)
+    X, y = test[0][400:], test[1][400:] > 1
+    losses = [log_loss(y, labels.predict_proba(X))]
+    for _ in range(4):
+        further = rows(40)
+        labels.partial_fit(further[0], further[1] > 1)
+        losses.append(log_loss(y, labels.predict_proba(X)))
+    assert max(losses) < losses[0] + 0.02
+
+
+@pytest.mark.parametrize("count", [12, 20, 45])
+def test_small_tables_hold_out_some_rows(count):
+    """Else they would be learnt by heart, and intervals hold a fifth of what they should."""
+    draw = np.random.default_rng(1)
+    X, Xt = draw.normal(size=(count, 5)), draw.normal(size=(1000, 5))
+    y, yt = X[:, 0] + draw.normal(size=count), Xt[:, 0] + draw.normal(size=1000)
+    model = UDNRegressor(random_state=0).fit(X, y)
+    held = min(8, count // 3)
+    assert model._shares.held.size == held
+    assert model._shares.learnt.size == count - held
+    low, high = model.predict_quantiles(Xt, [0.05, 0.95])
+    assert ((low <= yt) & (yt <= high)).mean() > 0.55
+    whole = UDNRegressor(random_state=0, validation_fraction=0, epochs=2).fit(X, y)
+    assert whole._shares.held.size == 0
+
+
+def test_a_likelihood_is_one(friedman):
+    with pytest.raises(ValueError, match="likelihood must be None or a Likelihood, got 'gauss'"):
+        UDNRegressor(likelihood="gauss").fit(*friedman)
 
 
 def test_partial_fit_says_what_is_wrong(iris):

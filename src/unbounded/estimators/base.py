@@ -39,6 +39,7 @@ from unbounded.estimators.ensemble import (
     warn,
 )
 from unbounded.estimators.frames import RawTable
+from unbounded.estimators.further import Learner
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, quality
 from unbounded.estimators.predicting import Predictor
@@ -87,7 +88,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
         validation_fraction: share of the rows (of each class alike) that is held out to find the
-            best epoch. Tables too small to spare 8 rows for that are trained to the end.
+            best epoch; 8 of them at least, or a third of a table of fewer than 24.
         refit: once the best epoch is known, train anew on all rows up to it, with a rate that
             falls to nothing in the second half. False keeps the weights of the best epoch.
         calibrate: bring the noise, or the certainty of classes, to what held-out rows show, by one
@@ -371,7 +372,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.n_rows_seen_ = rows
         self.history_, self.best_epoch_, self.stopped_ = run.training
         self.n_iter_ = len(self.history_)
-        self._optimizers: list[tuple[UDN, torch.optim.Optimizer]] | None = None
+        self._optimizers: list[Learner] | None = None
         self._made_with = made_with(self)
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:

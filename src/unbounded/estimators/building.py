@@ -13,7 +13,7 @@ from unbounded.estimators.rows import Array, Scaling, WeightedRows, is_classes, 
 from unbounded.estimators.thresholds import find_thresholds
 from unbounded.files import PARTS
 from unbounded.layers import Layers, TableDense
-from unbounded.likelihoods import Members
+from unbounded.likelihoods import Likelihood, Members
 from unbounded.likelihoods.members import MOST
 from unbounded.model import UDN
 from unbounded.training import preset
@@ -56,6 +56,8 @@ def check_arguments(estimator: "UDNEstimator") -> None:
     selects = ("auto", "log_score", "score")
     if not _is_one(estimator.select, selects):
         raise ValueError(f"select must be one of {selects}, got {estimator.select!r}")
+    if not isinstance(estimator.likelihood, Likelihood | None):
+        raise ValueError(f"likelihood must be None or a Likelihood, got {estimator.likelihood!r}")
     check_ensemble(estimator)
 
 

@@ -156,6 +156,8 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
         raise FileError(f"the field {_WHERE}.encoding should be of {columns} columns")
     width = columns if encoding is None else len(encoding.feature_names)
     _check_inputs(model.layers, width)
+    if described["best_epoch"] > max(described["n_iter"], len(described["history"]["rows"])):
+        raise FileError(f"the field {_WHERE}.best_epoch is beyond the last epoch")
     estimator.n_features_in_ = columns
     names = described["feature_names_in"]
     if names is not None:

@@ -75,9 +75,11 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One pass over further rows, from where the model stands.
 
-        The first call sets the scaling of inputs and targets; after `fit` it is there already. The
-        data set of the ELBO is all rows seen so far. Nothing is held out, so there is no best
-        epoch to go back to.
+        The first call sets the scaling of inputs and targets, so give it rows of all kinds; after
+        `fit` it is there already. The data set of the ELBO is all rows seen so far. Nothing is held
+        out, so there is no best epoch to go back to. After `fit` the rate is a twentieth of `lr`:
+        new rows adjust what was learnt, and do not undo it. Else it falls with the square root of
+        the steps.
         """
         first = not self.__sklearn_is_fitted__()
         x, targets = self._check(X, y, reset=first, min_rows=1)
@@ -151,7 +153,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         if self.conformal_scores_ is None:
             raise ValueError(
                 "intervals need held-out rows that were not learnt from: there were none "
-                "(a refit, a validation_fraction of 0, or very few rows)"
+                "(a refit, partial_fit, a validation_fraction of 0, or very few rows)"
             )
         # Estimators that were pickled earlier have no shares.
         shares = getattr(self, "conformal_shares_", None)

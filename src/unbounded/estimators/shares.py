@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Marks = NDArray[np.uint32]
 
+_OF_FEW = 3  # one of so many rows is held out where 15 % would be too few
+_FEWEST = 2  # rows that say something
+
 
 class Shares(NamedTuple):
     """The marks of rows that `fit` has met so far, sorted."""
@@ -120,9 +123,12 @@ def divide(
     heavy &= ~stays
     new = np.flatnonzero(~(heavy | stays | learnt))
     classes = rows.y[new] if rows.y.ndim == 1 else None
-    least = MIN_VALIDATION_ROWS - int(stays.sum())
+    # Of few rows a greater share: what nothing was held out from would be learnt by heart.
+    least = min(MIN_VALIDATION_ROWS - int(stays.sum()), len(new) // _OF_FEW)
+    if 0 < fraction < least / max(len(new), 1):
+        fraction = least / len(new)
     held = np.union1d(new[split(len(new), fraction, classes, rng, least)[1]], stays.nonzero()[0])
-    if len(held) < MIN_VALIDATION_ROWS:
+    if len(held) < _FEWEST:
         held = held[:0]
     rest = np.setdiff1d(np.arange(len(given)), held)
     return Division(rest, held, heavy, before.add(given[held], given[rest]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from unbounded.schema import choice, flag, optional, real, record, text, whole
 from unbounded.tables import values as read
-from unbounded.tables import words
+from unbounded.tables import words, writings
 from unbounded.tables.reading import LONGEST_TEXT, NO_VALUE, Table, TableError
 from unbounded.tables.text import is_number, plain_number, shorten
 
@@ -23,6 +23,8 @@ _UNIQUE_FROM = 20  # rows from which "no value is there twice" means something
 _TEXT_FROM, _TEXT_SHARE = 50, 0.5  # different texts, and as a share of the rows with a value
 # A column of numbers with some text in it is a mistake in the file rather than a category.
 _NUMBER_SHARE, _NUMBERS_FROM = 0.9, 10
+# So is one of many numbers, half of the values or more, and very few texts: marks of gaps.
+_HALF, _MARKS, _MANY_NUMBERS = 0.5, 4, 30
 _ID = re.compile(r"(^|[\W_])(id|uuid|guid|index|key|row|rownum|nr|no)$", re.I)
 _ID_CAMEL = re.compile(r"[a-z](Id|ID|Key)$")
 _UNNAMED = re.compile(r"^\(column \d+\)$|^Unnamed: \d+$|^__index_level_\d+__$|^$")
@@ -41,7 +43,7 @@ class Column:
         distinct: how many different values there are; None if more than `TRACKED`.
         low: the smallest number, or date in seconds since 1970.
         high: the largest.
-        format: of a date.
+        format: of a date; of numbers, their writing where it is not that of programs.
         numeric: a category whose levels are numbers, each in its own writing (`are_numbers`).
         why: the reason for being dropped; of a column that is used, what to know of its reading.
     """
@@ -94,7 +96,7 @@ _FIELDS = record(
         "distinct": optional(whole()),
         "low": optional(real()),
         "high": optional(real()),
-        "format": optional(choice(*read.DATE_FORMATS)),
+        "format": optional(choice(*read.DATE_FORMATS, *writings.WRITINGS)),
         "numeric": flag,
         "why": text(),
     },
@@ -113,8 +115,8 @@ class Profile:
         self.missing = 0
         self.kinds: set[str] = set()
         self.numbers = 0
-        self.whole = True
-        self.low, self.high = math.inf, -math.inf
+        self._range = math.inf, -math.inf, True  # of plain numbers; whether all are whole
+        self._written = writings.Candidates()
         self.infinite: tuple[int, float] | None = None  # the first: row from 1, value
         self.text: tuple[int, str] | None = None  # the first that is no number
         self.levels: Counter[str] | None = Counter()
@@ -131,8 +133,36 @@ class Profile:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers."""
-        return self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
+        """Whether all values are numbers, in one writing."""
+        plain = self.numbers == self.present > 0 and not self.kinds & {"boolean", "date"}
+        return plain or self.writing is not None
+
+    @property
+    def writing(self) -> str | None:
+        """How numbers are written, where it is not as programs write them."""
+        if self.kinds != {"text"} or self.numbers == self.present:
+            return None
+        return self._written.best
+
+    @property
+    def low(self) -> float:
+        """The smallest number."""
+        return self._ranged[0]
+
+    @property
+    def high(self) -> float:
+        """The largest number."""
+        return self._ranged[1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all numbers are whole."""
+        return self._ranged[2]
+
+    @property
+    def _ranged(self) -> tuple[float, float, bool]:
+        writing = self.writing
+        return self._range if writing is None else self._written.ranges[writing]
 
     @property
     def is_date(self) -> bool:
@@ -149,6 +179,8 @@ class Profile:
             self.kinds.add(kind)
         values, bad = read.numbers(series)
         self._update_numbers(values, start)
+        if kind == "text" and self._written.ranges:
+            self._update_written(series, values, bool(bad.any()))
         if bad.any():
             if self.text is None:
                 at = int(bad.argmax())
@@ -165,9 +197,17 @@ class Profile:
             self.infinite = (start + at + 1, float(values[at]))
         there = there[np.isfinite(there)]
         if there.size:
-            self.low = min(self.low, float(there.min()))
-            self.high = max(self.high, float(there.max()))
-            self.whole = self.whole and bool((there == np.round(there)).all())
+            low, high, whole = self._range
+            whole = whole and bool((there == np.round(there)).all())
+            self._range = min(low, float(there.min())), max(high, float(there.max())), whole
+
+    def _update_written(self, series: Any, values: Any, is_foreign: bool) -> None:
+        if is_foreign:
+            self._written.add(read.distinct(series))
+        elif not np.isnan(values).all():
+            low, high = float(np.nanmin(values)), float(np.nanmax(values))
+            whole = bool((values == np.round(values))[~np.isnan(values)].all())
+            self._written.add_plain(low, high, whole, read.has_points(series))
 
     def _update_dates(self, series: Any, kind: str) -> None:
         if self.formats is None:
@@ -236,7 +276,10 @@ class Profile:
                 return found("dropped", "an index without a name")
             if not keep and self._is_identifier():
                 return found("dropped", "an identifier: every value differs")
-            return found("number", low=self.low, high=self.high)
+            note = ""
+            if self.writing is not None and self.text is not None:
+                note = writings.note(self.text[1], self.writing)
+            return found("number", note, low=self.low, high=self.high, format=self.writing)
         if self.is_date and not category:
             format = self.formats[0] if self.formats else read.ISO
             why = read.both_orders(self.formats or [])
@@ -261,7 +304,9 @@ class Profile:
             return
         names = 0 if self.levels is None else sum(is_number(level) for level in self.levels)
         enough = self.levels is None or names >= _NUMBERS_FROM
-        if enough and self.numbers >= _NUMBER_SHARE * self.present:
+        marks = math.inf if self.levels is None else len(self.levels) - names
+        share = _NUMBER_SHARE if marks > _MARKS or names < _MANY_NUMBERS else _HALF
+        if enough and self.numbers >= share * self.present:
             row, text = self.text[0], shorten(self.text[1])
             raise TableError(
                 f"column {self.name!r} holds text among numbers, the first ({text!r}) in "

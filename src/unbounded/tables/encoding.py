@@ -50,9 +50,10 @@ def parse(column: Column, series: Any, start: int = 0) -> Values:
         values, bad = read.dates(series, column.format or read.ISO)
         expected = f"a date such as those in training was expected ({column.format})"
     else:
-        values, bad = read.numbers(series)
+        values, bad = read.numbers(series, column.format)
         bad = bad | np.isinf(values)
-        expected = "a finite number was expected"
+        such = "" if column.format is None else f", written as {column.format}"
+        expected = f"a finite number was expected{such}"
     return read.checked(values, bad, series, start, f"column {column.name!r}", expected)
 
 

@@ -24,6 +24,10 @@ def _number(value: Any, where: str) -> float:
     return math.nan if value is None else real()(value, where)
 
 
+_SHARES, _NONE = (
+    ("accuracy", "coverage_90"),
+    (0.0, 0.0),
+)  # scores that are shares, if they are there
 _NUMBERS = list_of(_number)
 _SCORES = mapping(_number)
 _UNCERTAINTY = record(
@@ -101,6 +105,7 @@ def check_held_out(found: dict[str, Any], target: Target) -> None:
     fits += [
         found["task"] == target.task,
         all(name in found["scores"] for name in scores),
+        not any(value < 0 or value > 1 for value in map(found["scores"].get, _SHARES, _NONE)),
         len({len(curve.get(name, "")) for name in axes}) == 1,
         all(name in curve for name in axes),
         len({len(split[name]) for name in ("noise", "depth", "total")}) == 1,

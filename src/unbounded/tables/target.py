@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unbounded.schema import FileError, choice, flag, list_of, record, text
+from unbounded.schema import FileError, choice, flag, list_of, optional, record, text
 from unbounded.tables import values as read
 from unbounded.tables.columns import Profile
 from unbounded.tables.reading import TableError
 from unbounded.tables.text import is_number, shorten
 from unbounded.tables.values import Floats
+from unbounded.tables.writings import WRITINGS
 
 TASKS = ("classification", "regression")
 MAX_CLASSES = 200
@@ -37,12 +38,14 @@ class Target:
         task: "classification" or "regression".
         classes: their names, in order; empty for regression.
         numeric: the classes are numbers, each in its own writing (`are_numbers`).
+        writing: of numbers, where it is not that of programs.
     """
 
     name: str
     task: str
     classes: list[str] = field(default_factory=list)
     numeric: bool = False
+    writing: str | None = None
 
     @property
     def is_classes(self) -> bool:
@@ -60,14 +63,18 @@ class Target:
 
     @property
     def note(self) -> str:
-        """What to know of the classes: that one number is there in several writings, if so."""
-        seen: dict[float, str] = {}
+        """What to know: of one number or word in several writings, or of how numbers are read."""
+        if self.writing is not None:
+            return f"the target {self.name!r} holds numbers written as {self.writing}"
+        seen: dict[float | str, str] = {}
         for name in self.classes:
             number = read.number_of(name)
-            if number is not None and (other := seen.setdefault(number, name)) != name:
+            key = name.casefold() if number is None else number
+            if (other := seen.setdefault(key, name)) != name:
+                thing = "word" if number is None else "number"
                 return (
                     f"the target {self.name!r} holds {other!r} and {name!r}, which are different "
-                    "classes: write one number in one way"
+                    f"classes: write one {thing} in one way"
                 )
         return ""
 
@@ -91,7 +98,7 @@ class Target:
             expected = "the classes are " + ", ".join(repr(c) for c in self.classes[:10])
             expected += " …" if len(self.classes) > 10 else ""
         else:
-            values, bad = read.numbers(series)
+            values, bad = read.numbers(series, self.writing)
             bad = bad | (np.abs(values) > LARGEST)
             expected = f"a number of at most {LARGEST:g} was expected"
         return read.checked(values, bad, series, start, f"the target {self.name!r}", expected)
@@ -112,7 +119,8 @@ class Target:
 
 
 _FIELDS = record(
-    {"name": text(), "task": choice(*TASKS), "classes": list_of(text()), "numeric": flag}
+    {"name": text(), "task": choice(*TASKS), "classes": list_of(text()), "numeric": flag},
+    {"writing": optional(choice(*WRITINGS))},
 )
 
 
@@ -150,7 +158,7 @@ def infer_target(profile: Profile, task: str | None = None) -> Target:
             raise unfit(f"goes from {low:g} to {high:g}: {beyond}")
         if low == high:
             raise unfit(f"has one value only ({low:g})")
-        return Target(profile.name, task)
+        return Target(profile.name, task, writing=profile.writing)
     many = "more than 20,000" if counts is None else f"{len(counts):,}"
     held = f"holds {many} different values in {profile.present:,} rows"
     if counts is None or len(counts) > MAX_CLASSES:

@@ -54,6 +54,7 @@ def is_number(text: str) -> bool:
     """Whether the text is a number: digits 0–9 with sign, point and exponent, or infinite.
 
     This is the one rule: no thousands separators, other digits, hexadecimals or underscores.
+    Whole columns of numbers as people write them are read, too: `writings`.
     """
     return _NUMBER.fullmatch(text) is not None
 

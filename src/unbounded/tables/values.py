@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.tables import writings
 from unbounded.tables.reading import TableError, arrow_texts, is_text, pandas
 from unbounded.tables.text import is_number, shorten
 
@@ -59,22 +60,21 @@ def checked(
     return values
 
 
-def numbers(series: Any) -> Read:
-    """Numbers as double precision; text that is no number is bad."""
+def numbers(series: Any, writing: str | None = None) -> Read:
+    """Numbers as double precision; text that is no number, or not in that writing, is bad."""
     import pyarrow
     from pyarrow import compute
 
     kind = native_kind(series)
     if kind == "text":
         texts = arrow_texts(series)
+        if writing is not None:
+            return _coded_numbers(texts, lambda text: writings.number(text, writing))
         try:
             floats = compute.cast(texts, pyarrow.float64())
             values = floats.to_numpy(zero_copy_only=False).astype(np.float64)
         except pyarrow.ArrowInvalid:  # some are none; slower, and says which
-            coded = texts.dictionary_encode()
-            known = [float(v) if is_number(v) else np.nan for v in coded.dictionary.to_pylist()]
-            codes = coded.indices.fill_null(-1).to_numpy()  # the last: missing
-            values = np.array([*known, np.nan], np.float64)[codes]
+            return _coded_numbers(texts, lambda text: float(text) if is_number(text) else math.nan)
         # "nan" is a missing value long before this; what is NaN here and there is no number.
         there = texts.is_valid().to_numpy(zero_copy_only=False)
         return Read(values, np.isnan(values) & there)
@@ -83,6 +83,28 @@ def numbers(series: Any) -> Read:
         return Read(np.full_like(seconds, np.nan), ~np.isnan(seconds))
     values = series.to_numpy(np.float64, na_value=np.nan)
     return Read(values, np.zeros(len(values), np.bool_))
+
+
+def _coded_numbers(texts: Any, number: Callable[[str], float]) -> Read:
+    """What each text of an Arrow array is read as; NaN is bad where there is a text."""
+    coded = texts.dictionary_encode()
+    known = [number(value) for value in coded.dictionary.to_pylist()]
+    codes = coded.indices.fill_null(-1).to_numpy()  # the last: missing
+    values = np.array([*known, np.nan], np.float64)[codes]
+    return Read(values, np.isnan(values) & texts.is_valid().to_numpy(zero_copy_only=False))
+
+
+def distinct(series: Any) -> list[str]:
+    """The different texts of a column of texts."""
+    found: list[str] = arrow_texts(series).drop_null().unique().to_pylist()
+    return found
+
+
+def has_points(series: Any) -> bool:
+    """Whether texts that are plain numbers have a point or an exponent."""
+    from pyarrow import compute
+
+    return bool(compute.any(compute.match_substring_regex(arrow_texts(series), "[.eE]")).as_py())
 
 
 def booleans(series: Any) -> Read:

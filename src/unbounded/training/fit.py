@@ -96,8 +96,7 @@ def fit(
     models: list[UDN] = [model] if lone else list(model)  # type: ignore[list-item, arg-type]
     with processes.agreeing():
         _check_run(epochs, checkpoint, resume, processes.is_first)
-        _check_models(models, options)
-        _check_streams(x, len(models))
+        _check_models(models, options, x)
         words = check_words(resume_despite)
         task = partial(
             _task,
@@ -261,7 +260,7 @@ def _default_engine(models: Sequence[UDN], data: Any, processes: Processes) -> E
     if processes.size > 1:
         return Eager()
     given = data if isinstance(data, list) else [data]
-    in_turn = DiskData, Stream, DataLoader
+    in_turn = DiskData, Stream
     if len(models) > 1 and not any(isinstance(one, in_turn) for one in given):
         return Stacked() if _gain_together([uncompiled(model) for model in models]) else Eager()
     if isinstance(data, ImageData) and models:
@@ -283,20 +282,16 @@ def _gain_together(models: Sequence[UDN]) -> bool:
     return models[0].layers.stacked([], []) is not None  # a way of their own, if all are plain
 
 
-def _check_models(models: Sequence[UDN], options: Mapping[str, Any]) -> None:
+def _check_models(models: Sequence[UDN], options: Mapping[str, Any], data: Any) -> None:
     if len({id(model) for model in models}) < len(models):
         raise ValueError("a model is in the list twice: each needs to be its own")
     if len(models) > 1 and hasattr(options.get("optimizer"), "param_groups"):
         raise ValueError(
             "one optimiser cannot train several models: give its class, or a partial of it"
         )
-
-
-def _check_streams(data: Any, models: int) -> None:
-    """A ValueError if several models would read one iterator, each some of its batches."""
-    given = data if isinstance(data, list) else [data] * models
+    given = data if isinstance(data, list) else [data] * len(models)
     read = [id(one.source) for one in given if isinstance(one, Stream) and one.reads_once]
-    if len(set(read)) < len(read):
+    if len(set(read)) < len(read):  # each would get some of its batches
         raise ValueError(
             "several models cannot read one iterator: give a Stream of a function or of a list, "
             "or each model a Stream of its own"
