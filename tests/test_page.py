@@ -198,6 +198,7 @@ def stub(model: TableModel, best: int, scores: list[float], **options) -> Simple
         for i, score in enumerate(scores)
     ]
     estimator = {"depth": None, "preset": "tables", "stopped_": "epochs", "depth_mean_": 3.3}
+    estimator["quality"] = "default"
     estimator |= {"history_": History(rows), "best_epoch_": best, "n_iter_": len(rows), **options}
     return SimpleNamespace(estimator=SimpleNamespace(**estimator), target=model.target)
 
@@ -219,6 +220,9 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     sinks = [1.0 * 0.97**i for i in range(30)]
     assert "--epochs 60" in training_went(stub(houses, 30, sinks))
     assert "raise --time-limit" in training_went(stub(houses, 30, sinks, stopped_="time"))
+    assert "--quality" not in training_went(stub(houses, 30, sinks, quality="best"))
+    text = training_went(stub(houses, 30, sinks, stopped_="interrupted"))
+    assert text.endswith("of those before the interruption; to train to the end, fit again")
     rests = [0.5 + 0.5 * math.exp(-i) for i in range(30)]
     assert "longer training would gain little" in training_went(stub(houses, 30, rests))
     assert "longer training would not help" in training_went(stub(houses, 15, rests))

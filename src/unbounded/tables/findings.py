@@ -86,6 +86,8 @@ def training_went(model: "TableModel") -> str:
         return f"{count_of(epochs, 'epoch')}, without validation rows to choose among them"
     if estimator.stopped_ == "time" and best >= _LATE * epochs:
         return f"{text}: it still improved when the time was over; raise --time-limit"
+    if estimator.stopped_ == "interrupted":
+        return f"{text}, of those before the interruption; to train to the end, fit again"
     by_heart = _ended_by_heart(model)
     if by_heart or (epochs >= 10 and best <= max(2, _EARLY * epochs)):
         rate = history[0].get("lr", math.nan)
@@ -103,10 +105,8 @@ def training_went(model: "TableModel") -> str:
     if best >= _LATE * epochs and epochs >= 5:
         before = curve[max(0, math.floor(_LATE * epochs) - 1)]
         if _gain(model, before, curve[best - 1]) > _GAINS:
-            return (
-                f"{text}: it still improved at the end; next, try --epochs {2 * epochs} "
-                "or --quality best"
-            )
+            better = "" if estimator.quality == "best" else " or --quality best"
+            return f"{text}: it still improved at the end; next, try --epochs {2 * epochs}{better}"
         return f"{text}: by then it hardly improved, so longer training would gain little"
     return f"{text}: later ones were no better, so longer training would not help"
 
