@@ -477,3 +477,19 @@ def test_partial_fit_keeps_the_first_encoding(frame, labels):
     plain = UDNRegressor(**SHORT).partial_fit(np.eye(4), np.arange(4.0))
     with pytest.raises(ValueError, match="column 'x2' has missing values, the rows before had"):
         plain.partial_fit(np.where(np.eye(4)[::-1] > 0, np.nan, 0)[1:2], [1.0])
+
+
+@pytest.mark.parametrize("by", ["type", "name"])
+def test_levels_of_categories_may_be_called_na(by, tmp_path):
+    names = np.array(["NA", "none", "-", "x"])
+    codes = np.random.default_rng(0).integers(0, 4, 200)
+    frame, y = pd.DataFrame({"c": names[codes]}), codes.astype(float)
+    options = {"categorical_features": ["c"]} if by == "name" else {}
+    frame = frame.astype("category") if by == "type" else frame
+    model = UDNRegressor(random_state=0, quality="fast", **options).fit(frame, y)
+    assert model.score(frame, y) > 0.99
+    model.save(tmp_path / "m.udn")
+    again = UDNRegressor.load(tmp_path / "m.udn")
+    np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
+    texts = pd.DataFrame({"c": names[codes]})  # the type says nothing: marks as in files
+    assert UDNRegressor(random_state=0, quality="fast").fit(texts, y).score(texts, y) < 0.9

@@ -5,7 +5,7 @@ the target then count a row as often as it is there or as its weight says, the o
 not matter, and copies are in one fold. What a column is follows from the rows as they are given.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,13 +43,15 @@ def fit_encoding(rows: WeightedRows, size: int, seed: int) -> tuple[Encoding, We
     """
     kept = rows.weights > 0
     raw: RawTable = rows.x.take(kept)
-    table = Table(raw.frame)
+    table = Table(raw.frame, literal=raw.categorical)
     columns = []
     for name, found in profile(table).items():
         if found.present == 0:
             raise TableError(f"column {name!r} has no values, all are missing: leave it out")
         found.remedy = REMEDY
-        columns.append(found.column(category=name in raw.categorical))
+        is_category = name in raw.categorical
+        column = found.column(category=is_category)
+        columns.append(replace(column, literal=is_category and column.kind == "category"))
     store = Store.of(table, columns)
     store.sort_levels()
     first, _, counts = _merged(store, rows.y[kept], rows.weights[kept])

@@ -376,7 +376,8 @@ def known_table(estimator: "Predictor", X: Any) -> Table:
     named = is_frame(X) and hasattr(estimator, "feature_names_in_")
     categories = [column.name for column in columns if column.kind == "category"]
     names = None if named else [column.name for column in columns]
-    return Table(to_frame(X, categories, names))
+    literal = [column.name for column in columns if column.literal]
+    return Table(to_frame(X, categories, names), literal=literal)
 
 
 def encode(estimator: "Predictor", X: Any) -> Matrix:

@@ -45,6 +45,7 @@ class Column:
         high: the largest.
         format: of a date; of numbers, their writing where it is not that of programs.
         numeric: a category whose levels are numbers, each in its own writing (`are_numbers`).
+        literal: a category that somebody made one: NA, None and - are levels like others.
         why: the reason for being dropped; of a column that is used, what to know of its reading.
     """
 
@@ -57,6 +58,7 @@ class Column:
     high: float | None = None
     format: str | None = None
     numeric: bool = False
+    literal: bool = False
     why: str = ""
 
     @property
@@ -98,6 +100,7 @@ _FIELDS = record(
         "high": optional(real()),
         "format": optional(choice(*read.DATE_FORMATS, *writings.WRITINGS)),
         "numeric": flag,
+        "literal": flag,
         "why": text(),
     },
 )

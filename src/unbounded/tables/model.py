@@ -400,8 +400,8 @@ class TableModel:
         """
         if isinstance(table, Table):
             return table
-        options = {"delimiter": delimiter, "encoding": encoding}
-        return Table(table, missing=self.encoding.missing, **options)
+        missing = self.encoding.missing
+        return Table(table, delimiter=delimiter, encoding=encoding, missing=missing)
 
     def by_depth(self, x: NDArray[Any]) -> ByDepth:
         """What every depth predicts for encoded rows `(rows, features)`."""

@@ -7,7 +7,7 @@ import tempfile
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -55,6 +55,7 @@ class Table:
         delimiter: between the fields; by default the one that the header uses most.
         encoding: of the text; UTF-8 (or UTF-16 with its mark) by default.
         missing: texts that stand for a missing value, besides `MISSING`.
+        literal: columns in which no text but the empty one does.
 
     Raises:
         TableError: if the source is empty or no table, or if two columns have one name.
@@ -67,6 +68,7 @@ class Table:
         delimiter: str | None = None,
         encoding: str | None = None,
         missing: Sequence[str] = (),
+        literal: Collection[str] = (),
     ):
         pandas()
         if delimiter is not None and len(delimiter) != 1:
@@ -75,6 +77,7 @@ class Table:
             if not text.isprintable() and text.encode("utf-8", "ignore").decode() != text:
                 raise TableError(f"missing: {text!r} is no text in UTF-8")
         self.missing = tuple(dict.fromkeys((*MISSING, *missing)))
+        self.literal = frozenset(literal)
         self.num_rows: int | None = None
         """How many rows there are, where the source says so."""
         self.delimiter = ","
@@ -233,12 +236,13 @@ class Table:
 
         pd = pandas()
         columns = {name: frame[name] for name in frame.columns}
-        missing = pyarrow.array(self.missing, pyarrow.string())
+        marks = [pyarrow.array(one, pyarrow.string()) for one in (self.missing, [""])]
         for name, series in columns.items():
             if is_text(series):
                 texts = arrow_texts(series)
                 stripped = compute.utf8_trim_whitespace(texts)
-                known = compute.if_else(compute.is_in(stripped, missing), None, stripped)
+                missing = compute.is_in(stripped, marks[name in self.literal])
+                known = compute.if_else(missing, None, stripped)
                 columns[name] = pd.Series(pd.array(known, dtype=series.dtype), frame.index)
         return pd.DataFrame(columns, index=frame.index)
 
