@@ -1,6 +1,7 @@
 """`unbounded reproduce sequences`: a small run of each task, interruptions, and its errors."""
 
 import argparse
+import math
 import re
 
 import pytest
@@ -309,3 +310,13 @@ def test_verdicts_of_what_was_timed():
     found = [found for _, found, _ in verdicts.verdicts([], timed)[-3:]]
     assert found[0] == "0.70 at depth 5, on a GPU"
     assert found[1] == "0.60 in one sequence, on cpu"
+
+
+def test_seconds_of_two_machines_are_not_compared():
+    def row(model, device, seconds, **more):
+        return {"model": model, "device": device, "seconds": seconds, "error": 0.0, **more}
+
+    fixed = [row("fixed", "gpu", 10.0, depth=d) for d in (1, 2)]
+    udn = [row("udn", "gpu", 5.0), row("udn", "cpu", 4000.0)]
+    assert verdicts.Judged(fixed + udn, {1: 0.0, 2: 0.0}, 20.0, udn).cost == 0.25
+    assert math.isnan(verdicts.Judged(fixed + udn[1:], {1: 0.0}, 20.0, udn[1:]).cost)

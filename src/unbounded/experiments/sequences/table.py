@@ -37,7 +37,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def write(folder: Path) -> str:
     """Write the table and the figures of the results in a folder; returns `table.md`."""
     documents = read(folder)
-    rows = [document["run"] for document in documents]
+    rows = [{**one["run"], "device": one["versions"]["device"]} for one in documents]
     several = _several(documents)
     loud = f"These networks are of runs with different settings: {several}." if several else ""
     timed = folder / BENCHMARK
@@ -63,12 +63,20 @@ def _several(documents: Sequence[Row]) -> str:
     return ", ".join(found)
 
 
+def _elsewhere(rows: Sequence[Row], versions: Row) -> str:
+    """Which networks were trained on another machine."""
+    found = [row for row in rows if row.get("device", versions["device"]) != versions["device"]]
+    names = ", ".join(f"{row['name']} of seed {row['seed']}" for row in found)
+    return f" ({names} on {found[0]['device']})" if found else ""
+
+
 def as_markdown(rows: Sequence[Row], document: dict[str, Any], benchmark: Row | None = None) -> str:
     """The page: verdicts, then a table of each task."""
     settings, versions = document["configuration"], document["versions"]
     seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
     parts = [
-        f"On {versions['device']}, torch {versions['torch']}; width {settings['width']}, "
+        f"On {versions['device']}, torch {versions['torch']}{_elsewhere(rows, versions)}; "
+        f"width {settings['width']}, "
         f"{settings['heads']} heads of attention; seeds {seeds}. Seconds are of networks that "
         "train several at a time.\n\n",
         markdown_table(
@@ -129,7 +137,7 @@ def _udn(one: Judged) -> list[str]:
         _mean(map(score, one.udn), 4),
         _mean(means, 2),
         ", ".join(map(str, sorted(set(one.modes)))),
-        f"{one.cost:.2f}" if one.seconds else "–",
+        f"{one.cost:.2f}" if one.seconds and one.cost == one.cost else "–",
     ]
 
 
@@ -161,7 +169,8 @@ def _equal(one: Judged) -> str:
     for row in one.udn[:1]:
         usual = f"UDN of width {row['width']}, E[ℓ] {row['depth_mean']:.2f}"
         lines.append([usual, f"{row['parameters']:,}", _mean(map(score, one.udn), 4)])
-    return "\nAt about equal parameters:\n\n" + markdown_table(
+    heading = "Networks of other shapes, all with about as many parameters; those of the UDN are of"
+    return f"\n{heading} all depths that it has:\n\n" + markdown_table(
         ("network", "parameters", "bits"), lines
     )
 

@@ -1,6 +1,7 @@
 """What the sequence study set out to reach, and whether its networks do."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,8 +62,10 @@ class Judged:
 
     @property
     def cost(self) -> float:
-        """Seconds of a UDN over those of a search."""
-        return statistics.fmean(map(seconds, self.udn)) / self.seconds
+        """Seconds of a UDN over those of a search, where the machine was the same; else NaN."""
+        there = {row.get("device") for row in self.rows if row["model"] == "fixed"}
+        same = [seconds(row) for row in self.udn if row.get("device") in there]
+        return statistics.fmean(same) / self.seconds if same else math.nan
 
 
 def score(row: Row) -> float:
