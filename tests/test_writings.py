@@ -1,6 +1,7 @@
 """Numbers as people write them."""
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from unbounded import UDNRegressor
 from unbounded.cli import main
+from unbounded.schema import FileError
 from unbounded.tables import Profile, TableError, infer_target
+from unbounded.tables.columns import Column
 from unbounded.tables.writings import COMMA, POINT, number
 
 FAST = {"quality": "fast", "random_state": 0}
@@ -111,6 +114,14 @@ def test_estimators_and_targets_read_them():
     assert (found.task, found.writing) == ("regression", COMMA)
     assert found.read(german["x"].astype("str")).tolist() == plain["x"].astype(float).tolist()
     assert type(found).from_dict(found.to_dict()) == found
+
+
+def test_files_have_the_format_of_their_kind():
+    found = asdict(column(["0,5", "1,5"]))
+    assert Column.from_dict(found, "x") == column(["0,5", "1,5"])
+    for kind, wrong in (("number", "ISO8601"), ("date", COMMA), ("category", COMMA)):
+        with pytest.raises(FileError, match=r"x\.format"):
+            Column.from_dict(found | {"kind": kind, "format": wrong}, "x")
 
 
 def test_a_file_of_a_spreadsheet(tmp_path, capsys):

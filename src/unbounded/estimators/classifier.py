@@ -83,7 +83,9 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
 
         The first call says which `classes` there will be (not of labels, which are all there) and
         sets the scaling of the inputs; after `fit` neither is needed. The data set of the ELBO is
-        all rows seen so far. Nothing is held out, so there is no best epoch to go back to.
+        all rows seen so far. Nothing is held out, so there is no best epoch to go back to. After
+        `fit` the rate is a twentieth of `lr`, so that new rows do not undo what was learnt; else it
+        falls with the square root of the steps.
         """
         first = not self.__sklearn_is_fitted__()
         if first and classes is None and not is_indicator(y):

@@ -83,6 +83,8 @@ class Column:
     def from_dict(cls, data: Any, where: str) -> "Column":
         """What `asdict` made of a column; a FileError that names the field otherwise."""
         column = cls(**_FIELDS(data, where))
+        allowed = {"date": read.DATE_FORMATS, "number": writings.WRITINGS}.get(column.kind, ())
+        optional(choice(*allowed))(column.format, f"{where}.format")
         if column.kind == "date":  # beyond these no calendar goes
             for name in ("low", "high"):
                 optional(real(-1e13, 1e13))(getattr(column, name), f"{where}.{name}")
