@@ -312,6 +312,12 @@ def test_verdicts_of_what_was_timed():
     assert found[1] == "0.60 in one sequence, on cpu"
 
 
+def test_letters_that_hardly_repeat_are_told(tmp_path):
+    words = "--tasks", "hops", "--hop-length", "2", "--rows", "2", "--letters", "50"
+    with pytest.raises(StudyError, match="2 letters out of 50 hardly repeat any"):
+        sequences.run(options(tmp_path, *words))
+
+
 def test_seconds_of_two_machines_are_not_compared():
     def row(model, device, seconds, **more):
         return {"model": model, "device": device, "seconds": seconds, "error": 0.0, **more}

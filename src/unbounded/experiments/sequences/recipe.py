@@ -423,6 +423,10 @@ def settings_of(options: argparse.Namespace) -> Settings:
     settings = replace(usual, **changes)
     if settings.width % (2 * settings.heads):
         raise StudyError(f"--width must be a multiple of twice --heads, {2 * settings.heads}")
+    length, letters = settings.hop_length, settings.letters
+    if "hops" in settings.tasks and settings.rows * length**2 < 40 * letters:
+        few = f"sequences of {length} letters out of {letters} hardly repeat any"
+        raise StudyError(f"{few}: take a longer --hop-length, more --rows or fewer --letters")
     return replace(settings, looks=min(settings.looks, settings.steps))
 
 
