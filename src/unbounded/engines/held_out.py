@@ -104,11 +104,13 @@ def _together(batches: list[Batch], likelihood: Likelihood) -> tuple[Tensor, Ten
         longest = max(y.shape[1] for y in targets)
         targets = [F.pad(y, (0, longest - y.shape[1]), value=likelihood.ignored) for y in targets]
     if any(batch.weights is not None for batch in batches):
-        ones = [torch.ones(len(b.y), device=b.y.device) for b in batches]
-        own = [
-            one if b.weights is None else b.weights for b, one in zip(batches, ones, strict=True)
-        ]
-        weights = torch.cat(own)
+        given = (batch.weights for batch in batches)
+        weights = torch.cat(
+            [
+                torch.ones(len(y), device=y.device) if own is None else own
+                for own, y in zip(given, targets, strict=True)
+            ]
+        )
     return torch.cat(targets), weights
 
 

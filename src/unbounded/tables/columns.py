@@ -120,7 +120,7 @@ class Profile:
         self.missing = 0
         self.kinds: set[str] = set()
         self.numbers = 0
-        self._range = math.inf, -math.inf, True  # of plain numbers; whether all are whole
+        self._range = writings.NOTHING  # of plain numbers; whether all are whole
         self._written = writings.Candidates()
         self.infinite: tuple[int, float] | None = None  # the first: row from 1, value
         self.text: tuple[int, str] | None = None  # the first that is no number
@@ -183,9 +183,9 @@ class Profile:
         if missing < len(series):
             self.kinds.add(kind)
         values, bad = read.numbers(series)
-        self._update_numbers(values, start)
+        spans = self._update_numbers(values, start)
         if kind == "text" and self._written.ranges:
-            self._update_written(series, values, bool(bad.any()))
+            self._update_written(series, spans, bool(bad.any()))
         if bad.any():
             if self.text is None:
                 at = int(bad.argmax())
@@ -193,7 +193,8 @@ class Profile:
             self._update_dates(series, kind)
         self._update_levels(series, kind)
 
-    def _update_numbers(self, values: Any, start: int) -> None:
+    def _update_numbers(self, values: Any, start: int) -> tuple[float, float, bool]:
+        """Take in the numbers of a chunk; their range, and whether all are whole."""
         there = values[~np.isnan(values)]
         self.numbers += there.size
         infinite = np.isinf(values)
@@ -201,18 +202,21 @@ class Profile:
             at = int(infinite.argmax())
             self.infinite = (start + at + 1, float(values[at]))
         there = there[np.isfinite(there)]
-        if there.size:
-            low, high, whole = self._range
-            whole = whole and bool((there == np.round(there)).all())
-            self._range = min(low, float(there.min())), max(high, float(there.max())), whole
+        if not there.size:
+            return writings.NOTHING
+        spans = float(there.min()), float(there.max()), bool((there == np.round(there)).all())
+        self._range = writings.joined(self._range, spans)
+        return spans
 
-    def _update_written(self, series: Any, values: Any, is_foreign: bool) -> None:
+    def _update_written(
+        self, series: Any, spans: tuple[float, float, bool], is_foreign: bool
+    ) -> None:
         if is_foreign:
             self._written.add(read.distinct(series))
-        elif not np.isnan(values).all():
-            low, high = float(np.nanmin(values)), float(np.nanmax(values))
-            whole = bool((values == np.round(values))[~np.isnan(values)].all())
-            self._written.add_plain(low, high, whole, read.has_points(series))
+            return
+        if writings.COMMA in self._written.ranges and read.has_points(series):
+            del self._written.ranges[writings.COMMA]
+        self._written.add_plain(spans)
 
     def _update_dates(self, series: Any, kind: str) -> None:
         if self.formats is None:

@@ -11,6 +11,7 @@ WRITINGS = (POINT, COMMA)
 """How the number 1234.5 may be written, besides as a program writes it."""
 _APART = "'’ \u00a0\u202f"  # what thousands are kept apart by in both
 _MONEY = "$€£¥₹"
+
 _FEW = 20  # texts that tell of nearly every column that it is none of numbers
 
 
@@ -37,24 +38,31 @@ def number(text: str, writing: str) -> float:
     return -value if (found[1] or found[2]) in ("-", "−") else value
 
 
+Range = tuple[float, float, bool]
+"""The lowest and the highest of some numbers, and whether all are whole."""
+NOTHING: Range = (math.inf, -math.inf, True)
+
+
+def joined(one: Range, other: Range) -> Range:
+    """The range of the numbers of both."""
+    return min(one[0], other[0]), max(one[1], other[1]), one[2] and other[2]
+
+
 class Candidates:
     """Which writings read every text of a column so far, and the range of the numbers."""
 
     def __init__(self) -> None:
-        nothing = math.inf, -math.inf, True
-        self.ranges: dict[str, tuple[float, float, bool]] = dict.fromkeys(WRITINGS, nothing)
+        self.ranges: dict[str, Range] = dict.fromkeys(WRITINGS, NOTHING)
 
-    def add_plain(self, low: float, high: float, whole: bool, has_points: bool) -> None:
-        """Take in a chunk of numbers as programs write them, by their range."""
-        if has_points:
-            self.ranges.pop(COMMA, None)
-        for writing, (least, most, all_whole) in self.ranges.items():
-            self.ranges[writing] = min(low, least), max(high, most), whole and all_whole
+    def add_plain(self, range: Range) -> None:
+        """Take in a chunk of numbers as programs write them, which all writings read alike."""
+        for writing, before in self.ranges.items():
+            self.ranges[writing] = joined(before, range)
 
     def add(self, texts: Iterable[str]) -> None:
         """Take in different texts of a chunk."""
         given = list(texts)
-        for writing, (low, high, whole) in list(self.ranges.items()):
+        for writing, before in list(self.ranges.items()):
             if any(math.isnan(number(text, writing)) for text in given[:_FEW]):
                 del self.ranges[writing]
                 continue
@@ -62,8 +70,8 @@ class Candidates:
             if any(map(math.isnan, values)):
                 del self.ranges[writing]
             elif values:
-                whole = whole and all(value.is_integer() for value in values)
-                self.ranges[writing] = min(low, *values), max(high, *values), whole
+                whole = all(value.is_integer() for value in values)
+                self.ranges[writing] = joined(before, (min(values), max(values), whole))
 
     @property
     def best(self) -> str | None:

@@ -4,6 +4,7 @@ Reads NAME.json of each network in FOLDER, and benchmark.json, if `python -m ben
 wrote one there; writes `table.md`, `hops.svg`, `words.svg`, `text.svg` and `data.svg`.
 """
 
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -137,7 +138,7 @@ def _udn(one: Judged) -> list[str]:
         _mean(map(score, one.udn), 4),
         _mean(means, 2),
         ", ".join(map(str, sorted(set(one.modes)))),
-        f"{one.cost:.2f}" if one.seconds and one.cost == one.cost else "–",
+        f"{one.cost:.2f}" if one.seconds and not math.isnan(one.cost) else "–",
     ]
 
 
