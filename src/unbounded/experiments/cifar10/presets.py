@@ -32,7 +32,7 @@ PAPER: dict[str, Any] = {
     "held_out": 0,
 }
 """The schedule of the paper's appendix, where it differs from the usual recipe."""
-EARLIER = {"held_out": 0}
+EARLIER = {"held_out": 0, "depth_width": 1.0}
 """Fields that came later, where what was done before them is not the default."""
 UDN_ONLY = frozenset(
     {"prior_rate", "layer_price", "speed", "memory", "search", "search_concentration"}

@@ -160,7 +160,7 @@ class Recipe:
     equal_layers: bool = False
     held_out: int = 2000
     caution: float = 32.0
-    depth_width: float = 1.0
+    depth_width: float = 0.5
     validation: int = 0
     images: int = 0
 
