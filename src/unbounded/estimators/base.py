@@ -54,12 +54,12 @@ from unbounded.estimators.rows import (
 from unbounded.estimators.saving import Savable
 from unbounded.estimators.shares import Shares, divide, met
 from unbounded.estimators.thresholds import can_decide, decided
-from unbounded.growth import TooDeepError
+from unbounded.estimators.trainings import adds_networks, further_networks, on_all_rows
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
-from unbounded.training import NonFiniteError, preset
+from unbounded.training import preset
 from unbounded.training.callbacks import Callback
 
 
@@ -98,7 +98,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         time_limit: seconds that `fit` may take, about: training ends after the last epoch that
             fits in, the rate having fallen by then. None for no limit.
         n_members: train this many models at once from different seeds and
-            average their predictions. "auto": as `quality` says, or 16 that share a network.
+            average their predictions. "auto": as `quality` says, or 16 that share a network; up to
+            four, each with other held-out rows, of classes soon learnt by heart (docs/tables.md).
         ensemble: what members are: "deep", networks of their own (a deep ensemble), or "shared",
             one network whose matrices all members share, with small factors and heads of their
             own and one q(ℓ) (docs/tables.md).
@@ -138,7 +139,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
 
     Attributes:
         model_: the `UDN`, in evaluation mode; the first one of an ensemble.
-        members_: all of them.
+        members_: all of them; what is told of the training is of the first.
         depth_probs_: q(1) … q(m), `(max_depth_,)`.
         depth_mean_: E[ℓ].
         max_depth_: m, the largest depth with mass.
@@ -210,18 +211,21 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Find the best epoch on held-out rows, then train anew on all rows up to it.
 
         y are classes `(rows,)`, labels `(rows, label)` of 0 and 1 as integers, or numbers
-        `(rows, target)`, `size` how many of them there are. An
-        `eval_set` takes the place of held-out rows, and is never learnt from.
+        `(rows, target)`, `size` how many of them there are. An `eval_set` takes the place of
+        held-out rows, and is never learnt from.
         """
         check_arguments(self)
         if self._goes_on():
+            if self.n_members == "auto":  # later networks have learnt the rows that judge the first
+                self.members_ = self.members_[: self._count]
             check_members(self)
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
         before = getattr(self, "_shares", None) if self._goes_on() else None
         evaluation = None if eval_set is None else self._evaluation(eval_set)
         fraction = self.validation_fraction if evaluation is None else 0.0
-        training, held, heavy, shares = divide(rows, fraction, before, rng)
+        division = divide(rows, fraction, before, rng)
+        training, held, heavy, shares = division
         seed = int(rng.randint(2**31 - 1))
         times = quality(self.quality).steps
         steps = CLASSES if is_classes(y) else NUMBERS
@@ -236,27 +240,19 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             first = run.training
             check_begun(first)
             if refit and first.stopped in ("epochs", "patience"):  # not if the time is over
-                try:
-                    further = Clock(clock.left, first.best_epoch)
-                    again = self._run(rows, None, size, seed, further, True, run.models)
-                    ended = again.training.stopped
-                except KeyboardInterrupt:
-                    ended = "interrupted"
-                except TooDeepError as error:
-                    ended = "memory"
-                    warn(f"training on all rows lacked memory, that before it is kept: {error}")
-                except NonFiniteError as error:
-                    ended = "diverged"
-                    warn(f"training on all rows diverged, that before it is kept: {error}")
-                if ended == "epochs":
+                again, ended = on_all_rows(self, run, rows, seed, size, clock)
+                if again is not None and ended == "epochs":
                     run, self.refit_history_ = again, again.training.history
                 else:
-                    # Half a training: what the held-out rows chose is better.
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            run = run._replace(training=first, learnt=parts[0], heavy=rows.take(heavy))
-            self._finish(run, held_out, len(y))
+            run = run._replace(learnt=parts[0], held=held_out, heavy=rows.take(heavy))
+            others: list[TrainedModels] = []
+            if len(held) and first.stopped == "patience" and adds_networks(self, y, clock):
+                others, ended = further_networks(self, run, rows, division, seed, size, epochs)
+                first = first._replace(stopped=ended)
+            self._finish([run._replace(training=first), *others], len(y))
             self._shares: Shares | None = shares
 
     def _run(
@@ -268,13 +264,19 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         clock: Clock,
         anneal: bool,
         found: Sequence[UDN] = (),
+        like: TrainedModels | None = None,
     ) -> TrainedModels:
         """One training of new models, their scaling from the training rows.
 
         Where held-out rows have found the depth, the models that have it are `found`. Whether
         thresholds help, short trainings without and with them tell, if held-out rows are many.
+        A further network is to be built, and sees its rows, `like` those before.
         """
-        if self._goes_on():
+        columns: dict[str, Any] | None = None
+        if like is not None and like.columns is not None:
+            scalings, columns = like.scalings, like.columns
+            models = [self._build(train.x, size, seed, columns)]
+        elif self._goes_on():
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
             straighten(models)
@@ -300,7 +302,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
         training = self._by_recipe(models, train, held, scalings, clock, anneal)
-        return TrainedModels(models, scalings, training)
+        return TrainedModels(models, scalings, training, columns)
 
     def _by_recipe(
         self,
@@ -316,7 +318,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         rates = recipe.classes if is_classes(train.y) else recipe.numbers
         by_kind = "log_score" if is_classes(train.y) else "score"
         validation = patience = None
-        callbacks: list[Callback] = [] if clock.seconds is None else [clock]
+        callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             if recipe.schedule is None or self.patience != "auto":
@@ -345,15 +347,17 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="patience")
         return training
 
-    def _finish(self, run: TrainedModels, held: WeightedRows | None, rows: int) -> None:
-        """Keep what was trained on so many rows, with what held-out rows say of it."""
+    def _finish(self, runs: Sequence[TrainedModels], rows: int) -> None:
+        """Keep what was trained on so many rows, with what each run's held-out rows say of it."""
         with interrupts.shielded():
             seen = None
-            if held is not None and len(held.x):
-                seen = HeldOutPredictions(run.models, run.scalings, held, run.learnt, run.heavy)
-                if self.calibrate:
-                    calibrate(seen)
-            self._keep(run, rows)
+            for models, scalings, _, _, learnt, held, heavy in runs:
+                if held is not None and len(held.x):
+                    seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
+                    if self.calibrate:
+                        calibrate(seen)
+            members = [model for run in runs for model in run.models]
+            self._keep(runs[0]._replace(models=members), rows)
             self._judge(seen)
         if self.stopped_ == "interrupted":
             warn(

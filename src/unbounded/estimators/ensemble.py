@@ -128,5 +128,7 @@ class TrainedModels(NamedTuple):
     models: list[UDN]
     scalings: Scalings
     training: Training
+    columns: dict[str, Any] | None = None  # what their first layer was told of the columns
     learnt: WeightedRows | None = None  # what they have learnt from, if it is at hand
-    heavy: WeightedRows | None = None  # some of these, too heavy to be held out
+    held: WeightedRows | None = None  # what they have not learnt from, if there is any
+    heavy: WeightedRows | None = None  # some of what was learnt, too heavy to be held out

@@ -17,9 +17,14 @@ class Quality(NamedTuple):
 
     steps: float  # times the usual number of training steps
     members: int  # of the ensemble
+    most: int  # networks where one after another fits into the time of a single one
 
 
-QUALITIES = {"fast": Quality(0.3, 1), "default": Quality(1.0, 1), "best": Quality(1.5, 5)}
+QUALITIES = {
+    "fast": Quality(0.3, 1, 1),
+    "default": Quality(1.0, 1, 4),
+    "best": Quality(1.5, 5, 5),
+}
 
 
 TRIAL = 8
@@ -42,10 +47,11 @@ class Clock(Callback):
     Args:
         seconds: from now on; None for no limit.
         epochs: of the training, where the time is enough for them.
+        most: of them, after which it ends wherever the rate is; None for all.
     """
 
-    def __init__(self, seconds: float | None, epochs: int):
-        self.seconds, self.epochs = seconds, epochs
+    def __init__(self, seconds: float | None, epochs: int, most: int | None = None):
+        self.seconds, self.epochs, self.most = seconds, epochs, most
         self.start = self._last = time.monotonic()
         self.is_over = False
         self._alone = parallel.current().size == 1
@@ -74,7 +80,9 @@ class Clock(Callback):
         return max(self.start + self.seconds - time.monotonic(), 1e-3)
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
-        """Stop where another epoch would take too long."""
+        """Stop where another epoch would take too long, or be one too many."""
+        if self.most is not None and trainer.epoch >= self.most:
+            trainer.stop()
         now = time.monotonic()
         took, self._last = now - self._last, now
         if self.seconds is not None and now - self.start + took > self.seconds:

@@ -134,6 +134,22 @@ def divide(
     return Division(rest, held, heavy, before.add(given[held], given[rest]))
 
 
+def divide_apart(
+    rows: WeightedRows, fraction: float, been: Array, rng: np.random.RandomState
+) -> Division:
+    """Hold out a share of the rows, none of those that have been held out before.
+
+    Args:
+        rows: merged.
+        fraction: of all of them.
+        been: indices of those that are learnt from this time.
+        rng: that chooses among the others.
+    """
+    share = fraction * len(rows.x) / max(len(rows.x) - len(been), 1)
+    known = Shares(Shares.none().held, marks(rows.take(been)))
+    return divide(rows, min(share, 0.5), known, rng)
+
+
 def marks(rows: WeightedRows) -> Marks:
     """A number for each row, the same for the same values in every process: `(rows,)`."""
     x = rows.x if rows.given is None else rows.given

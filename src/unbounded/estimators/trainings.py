@@ -1,0 +1,110 @@
+"""What may follow a first training: one on all rows, or those of further networks."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from unbounded import parallel
+from unbounded.estimators.ensemble import TrainedModels, member_seeds, warn
+from unbounded.estimators.pace import Clock, quality
+from unbounded.estimators.rows import Array, WeightedRows, is_classes
+from unbounded.estimators.shares import Division, divide_apart
+from unbounded.growth import TooDeepError
+from unbounded.training import NonFiniteError, preset
+
+if TYPE_CHECKING:
+    from unbounded.estimators.base import UDNEstimator
+
+
+def on_all_rows(
+    estimator: "UDNEstimator",
+    first: TrainedModels,
+    rows: WeightedRows,
+    seed: int,
+    size: int,
+    clock: Clock,
+) -> tuple[TrainedModels | None, str]:
+    """Train anew on all rows, up to the epoch that held-out rows have chosen.
+
+    Returns:
+        what was trained, and how that ended: other than by its "epochs" it is half a training, and
+        what the held-out rows chose is better.
+    """
+    training = first.training
+    try:
+        further = Clock(clock.left, training.best_epoch)
+        again = estimator._run(rows, None, size, seed, further, True, first.models)
+    except KeyboardInterrupt:
+        return None, "interrupted"
+    except TooDeepError as error:
+        warn(f"training on all rows lacked memory, that before it is kept: {error}")
+        return None, "memory"
+    except NonFiniteError as error:
+        warn(f"training on all rows diverged, that before it is kept: {error}")
+        return None, "diverged"
+    return again, again.training.stopped
+
+
+def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
+    """Whether a training of targets y that ends early may be followed by further ones.
+
+    Not where a number of members, a time or rows of one's own are asked for, and not where a
+    further `fit` is to go on: it would have to know which rows each of them was judged by.
+    """
+    return (
+        is_classes(y)
+        and estimator.n_members == "auto"
+        and estimator.ensemble == "deep"
+        and estimator.patience == "auto"
+        and preset(estimator.preset).schedule is not None
+        and quality(estimator.quality).most > estimator._count
+        and not (estimator.refit or estimator.warm_start)
+        and clock.seconds is None
+        and parallel.current().size == 1
+    )
+
+
+def further_networks(
+    estimator: "UDNEstimator",
+    first: TrainedModels,
+    rows: WeightedRows,
+    division: Division,
+    seed: int,
+    size: int,
+    epochs: int,
+) -> tuple[list[TrainedModels], str]:
+    """Train further networks in the epochs that the first one has left, up to four in all.
+
+    Rows that were learnt by heart early are few, or full of noise. There the mean of several
+    networks is better than one, the more so as each learns from rows that others are judged by:
+    together they have seen all. Who ends early pays for the others: all together have the epochs of
+    one whole training. A network begins only if as many are left as the one before has taken, and
+    keeps its best epoch where they come to an end.
+
+    Returns:
+        them, without the first; and how the last one ended, "interrupted" if it is not among them.
+    """
+    found, been = [first], division.held
+    most = quality(estimator.quality).most
+    taken = last = len(first.training.history)
+    rng = np.random.RandomState(seed % 2**32)
+    while len(found) < most and taken + last <= epochs:
+        other = divide_apart(rows, estimator.validation_fraction, been, rng)
+        if not len(other.held):
+            break
+        been = np.union1d(been, other.held)
+        parts = rows.take(other.learnt), rows.take(other.held)
+        own = member_seeds(seed, len(found) + 1)[-1]
+        try:
+            clock = Clock(None, epochs, most=epochs - taken)
+            run = estimator._run(*parts, size, own, clock, anneal=True, like=first)
+        except KeyboardInterrupt:
+            return found[1:], "interrupted"
+        except (TooDeepError, NonFiniteError):  # what there is does without it
+            break
+        if run.training.stopped not in ("epochs", "patience"):
+            return found[1:], run.training.stopped
+        last = len(run.training.history)
+        taken += last
+        found.append(run._replace(learnt=parts[0], held=parts[1], heavy=rows.take(other.heavy)))
+    return found[1:], first.training.stopped
