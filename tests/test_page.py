@@ -198,7 +198,7 @@ def stub(model: TableModel, best: int, scores: list[float], **options) -> Simple
         for i, score in enumerate(scores)
     ]
     estimator = {"depth": None, "preset": "tables", "stopped_": "epochs", "depth_mean_": 3.3}
-    estimator["quality"] = "default"
+    estimator |= {"quality": "default", "members_": [None]}
     estimator |= {"history_": History(rows), "best_epoch_": best, "n_iter_": len(rows), **options}
     return SimpleNamespace(estimator=SimpleNamespace(**estimator), target=model.target)
 
@@ -214,6 +214,9 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     )
     ended = {"stopped_": "patience", "patience": "auto"}
     assert "learnt its rows by heart" in training_went(stub(classes, 20, falls, **ended))
+    text = training_went(stub(classes, 20, falls, members_=[None] * 3, **ended))
+    assert "by heart, so 3 networks with different validation rows are averaged; next" in text
+    assert "--members" not in text
     assert "would not help" in training_went(stub(classes, 20, falls, **ended | {"patience": 9}))
     text = training_went(stub(classes, 30, rises))
     assert "still improved at the end; next, try --epochs 60 or --quality best" in text

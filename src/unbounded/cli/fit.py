@@ -270,8 +270,10 @@ def _depth(described: dict[str, Any], request: str) -> str:
     kept = f"epoch {best} is kept"
     if training["refitted"]:
         kept = f"best on the validation share after {best}; then {best} anew on all rows"
+    networks = training["networks"]
+    of = f"the first of {networks} networks: " if networks > 1 else ""
     return (
-        f"{count_of(training['epochs'], 'epoch')}{end}, {kept}; {training['seconds']:.1f} s\n\n"
+        f"{of}{count_of(training['epochs'], 'epoch')}{end}, {kept}; {training['seconds']:.1f} s\n\n"
         f"{depth_bars(depth['probs'].tolist())}\n\n"
         f"expected depth {depth['mean']:.2f}, at most {depth['max']}\n"
         f"{one_line(described['findings']['depth'])}\n{described['findings']['training']}\n"

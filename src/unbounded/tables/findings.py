@@ -98,9 +98,12 @@ def training_went(model: "TableModel") -> str:
                 f"{text}: later ones were worse, but became better again until the end; next, try "
                 f"--epochs {3 * epochs} or {lower}"
             )
+        count = len(estimator.members_)
+        several = f", so {count} networks with different validation rows are averaged"
+        more = "" if count > 1 else " or --members 5"
         return (
-            f"{text}: from then on it learnt its rows by heart; next, try {lower}, "
-            "--width 32 or --members 5, or find more rows"
+            f"{text}: from then on it learnt its rows by heart{several if count > 1 else ''}; "
+            f"next, try {lower}, --width 32{more}, or find more rows"
         )
     if best >= _LATE * epochs and epochs >= 5:
         before = curve[max(0, math.floor(_LATE * epochs) - 1)]

@@ -327,7 +327,8 @@ class TableModel:
                 "best_epoch": estimator.best_epoch_,
                 "stopped": estimator.stopped_,
                 "refitted": estimator.refit_history_ is not None,
-                # Of both trainings, where it was done twice.
+                "networks": len(estimator.members_),
+                # Of both trainings, where it was done twice; of several networks, of the first.
                 "seconds": sum(float(rows[-1]["seconds"]) for rows in histories if rows),
             },
             "scores": {"unbounded": held_out["scores"], **self.info.get("references", {})}
