@@ -1,5 +1,6 @@
 """Classes that are soon learnt by heart: several networks, each with other held-out rows."""
 
+import json
 import pickle
 
 import numpy as np
@@ -10,6 +11,7 @@ from sklearn.datasets import make_classification
 
 import unbounded as ub
 from unbounded import UDNClassifier
+from unbounded.cli import main
 from unbounded.estimators import shares, trainings
 from unbounded.estimators.rows import merge
 from unbounded.training import TrainingWarning
@@ -162,3 +164,14 @@ def test_what_is_asked_before_networks_are_added():
     assert trainings.adds_networks(model, np.array([0, 1]), Clock())
     assert not trainings.adds_networks(model, np.array([[0.5]]), Clock())
     assert not trainings.adds_networks(UDNClassifier(ensemble="shared"), np.array([0]), Clock())
+
+
+def test_inspect_shows_all_networks(model, tmp_path, capsys):
+    model.save(tmp_path / "m.udn")
+    assert main(["inspect", str(tmp_path / "m.udn"), "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["networks"] == len(model.members_)
+    assert found["depth"]["probs"] == pytest.approx(model.depth_probs_.tolist())
+    assert found["depth"]["mean"] == pytest.approx(model.depth_mean_)
+    assert f"in {len(model.members_)} networks; below is the first" in printed.err

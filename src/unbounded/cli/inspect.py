@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Print the parts."""
     from unbounded.estimators import files as estimator_files
+    from unbounded.estimators.ensemble import average_probs, depth_probs
     from unbounded.files import PARTS, load, read
     from unbounded.report.terminal import depth_bars
     from unbounded.tables import TableModel
@@ -47,16 +48,19 @@ def run(options: argparse.Namespace) -> None:
         else:
             estimator = estimator_files.load(contents, device="cpu")
     model = load(contents) if estimator is None else estimator.model_
-    first, last = model.support()
-    mass = model.depth_log_probs().detach().double().exp()
-    probs = (mass / mass.sum()).tolist()
+    members = [model] if estimator is None else estimator.members_
+    first = min(member.support()[0] for member in members)
+    last = max(member.support()[1] for member in members)
+    probs = average_probs([depth_probs(member) for member in members])[first - 1 :].tolist()
     mean = sum(p * depth for depth, p in enumerate(probs, first))
     modules = _modules(model)
-    total = sum(p.numel() for p in model.parameters())
+    total = sum(p.numel() for member in members for p in member.parameters())
+    several = f" in {len(members)} networks; below is the first of them" if members[1:] else ""
     parts = {part: _part(header.get(part)) for part in PARTS}
     console.say(f"{one_line(options.model)}: {one_line(_what(table_model, estimator))}\n")
     console.say(depth_bars(probs, first))
-    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {count_of(total, 'parameter')}\n")
+    size = count_of(total, "parameter")
+    console.say(f"\nexpected depth {mean:.2f}, at most {last}; {size}{several}\n")
     console.say(common.columns_of_text([[f"  {k.replace('_', ' ')}", v] for k, v in parts.items()]))
     console.say("\n" + _layer_lines(modules))
     history: dict[str, Any] = {} if estimator is None else extra["estimator"]["history"]
@@ -72,6 +76,7 @@ def run(options: argparse.Namespace) -> None:
             "depth": {"first": first, "probs": probs, "mean": mean, "max": last},
             "parts": parts,
             "parameters": total,
+            "networks": len(members),
             "modules": modules,
             "history": history.get("rows", []),
             "births": history.get("births", []),
