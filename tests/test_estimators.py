@@ -431,7 +431,7 @@ class Interrupting(unbounded.Categorical):
 def test_ctrl_c_keeps_the_best_model(iris):
     X, y = iris
     model = UDNClassifier(likelihood=Interrupting(3, at=40), random_state=0)
-    with pytest.warns(TrainingWarning, match=r"interrupted in epoch \d+: epoch \d+ is kept"):
+    with pytest.warns(TrainingWarning, match=r"interrupted: epoch \d+ of \d+ is kept"):
         model.fit(X, y)
     assert model.stopped_ == "interrupted"
     assert 1 <= model.best_epoch_ <= model.n_iter_ < 40

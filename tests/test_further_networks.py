@@ -1,9 +1,11 @@
 """Classes that are soon learnt by heart: several networks, each with other held-out rows."""
 
+import html
 import json
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,10 @@ from unbounded import UDNClassifier
 from unbounded.cli import main
 from unbounded.estimators import shares, trainings
 from unbounded.estimators.rows import merge
-from unbounded.training import TrainingWarning
+from unbounded.tables import TableModel
+from unbounded.tables.pages import model_page
+from unbounded.training import NonFiniteError, TrainingWarning
+from unbounded.training.trainer import Trainer
 
 X, y = make_classification(
     160, 8, n_informative=3, n_redundant=0, flip_y=0.35, class_sep=0.6, random_state=0
@@ -111,6 +116,20 @@ def test_a_further_fit_goes_on_from_the_first(model):
     again.fit(X, y)
     assert len(again.members_) == 1
     assert again.n_iter_ == 2
+    again = pickle.loads(pickle.dumps(model)).set_params(warm_start=True, epochs=2, n_members=1)
+    assert len(again.fit(X, y).members_) == 1
+    # The others have learnt from the rows that would judge them.
+    again = pickle.loads(pickle.dumps(model)).set_params(warm_start=True, n_members=3)
+    with pytest.raises(ValueError, match="warm_start trains 1 members on, n_members is 3"):
+        again.fit(X, y)
+    assert len(again.members_) == len(model.members_)  # a fit that fails changes nothing
+
+
+def test_a_file_knows_that_each_had_rows_of_its_own(model, tmp_path):
+    model.save(tmp_path / "m.udn")
+    again = UDNClassifier.load(tmp_path / "m.udn").set_params(warm_start=True, n_members=3)
+    with pytest.raises(ValueError, match="warm_start trains 1 members on"):
+        again.fit(X, y)
 
 
 def test_partial_fit_moves_all(model):
@@ -139,18 +158,74 @@ def test_an_interrupted_network_is_left_out(monkeypatch, model):
     assert found.model_.state_dict().keys() == model.model_.state_dict().keys()
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError("none left"), FloatingPointError("λ is NaN")], ids=str
+)
+def test_a_network_that_fails_is_left_out(monkeypatch, error):
+    usual, begun = UDNClassifier._run, []
+
+    def failing(self, *rest, like=None, **options):
+        begun.append(like)
+        if len(begun) == 3:
+            raise error
+        return usual(self, *rest, like=like, **options)
+
+    monkeypatch.setattr(UDNClassifier, "_run", failing)
+    with pytest.warns(TrainingWarning, match=f"left out, 2 of them are kept: {error}"):
+        found = UDNClassifier(**SHORT).fit(X, y)
+    assert found.stopped_ == "patience"
+    assert len(found.members_) == 2
+
+
+def test_a_network_that_diverges_is_left_out(monkeypatch):
+    usual, trainers = Trainer._epoch, []
+
+    def diverging(self, *rest, **options):
+        if self not in trainers:
+            trainers.append(self)
+        if len(trainers) == 2 and self.epoch == 5:
+            raise NonFiniteError("the loss is not finite")
+        return usual(self, *rest, **options)
+
+    monkeypatch.setattr(Trainer, "_epoch", diverging)
+    with pytest.warns(TrainingWarning, match="left out, 1 of them are kept") as told:
+        found = UDNClassifier(**SHORT).fit(X, y)
+    assert len(told) == 1
+    assert found.stopped_ == "patience"
+    assert len(found.members_) == 1
+
+
+def test_the_page_is_of_all_networks(tmp_path):
+    frame = pd.DataFrame(X, columns=list("abcdefgh"))
+    frame["t"] = np.where(y, "u", "v")
+    options = {"epochs": 60, "width": 32, "device": "cpu", "seed": 1, "references": False}
+    model = TableModel.fit(frame, "t", **options)
+    estimator = model.estimator
+    assert len(estimator.members_) > 1
+    text = html.unescape(model_page(model))
+    assert f"the expected one {estimator.depth_mean_:.2f}" in text
+    size = sum(p.numel() for member in estimator.members_ for p in member.parameters())
+    assert f"Parameters, {len(estimator.members_)} networks" in text
+    assert f"{size:,}" in text
+
+
 def test_numbers_are_learnt_by_one():
     assert len(ub.UDNRegressor(**SHORT).fit(X, X[:, 0] + y).members_) == 1
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(30, 200), st.integers(0, 5), st.floats(0.05, 0.3))
+@given(st.integers(30, 200), st.integers(0, 5), st.floats(0.05, 0.9))
 def test_rows_are_held_out_once(count, seed, fraction):
     rng = np.random.RandomState(seed)
     rows = merge(rng.rand(count, 2), rng.randint(0, 3, count), np.ones(count))
     been = shares.divide(rows, fraction, None, rng).held
+    first = len(been)
     for _ in range(2):
-        other = shares.divide_apart(rows, fraction, been, rng)
+        other = shares.divide_apart(rows, first, been, rng)
+        if other is None:  # too few are left
+            assert count - len(been) <= first + 3  # each class keeps a row
+            break
+        assert len(other.held) >= 0.8 * first
         assert not np.intersect1d(other.held, been).size
         assert len(np.union1d(other.held, other.learnt)) == len(rows.x)
         been = np.union1d(been, other.held)

@@ -314,7 +314,7 @@ def test_an_interruption_is_told_as_in_memory(tmp_path):
     options = {"epochs": 9, "width": 8, "batch_size": 16, "random_state": 0}
     model = UDNRegressor(**options, likelihood=Interrupting())
     model._single_target, model._num_targets = True, 1
-    with pytest.warns(TrainingWarning, match=r"interrupted in epoch \d: epoch \d is kept"):
+    with pytest.warns(TrainingWarning, match=r"interrupted: epoch \d of \d is kept"):
         fit_from_disk(model, rows, parts[1], 1)
     assert model.stopped_ == "interrupted"
     assert 1 <= model.best_epoch_ <= model.n_iter_ < 9

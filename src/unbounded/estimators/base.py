@@ -216,8 +216,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """
         check_arguments(self)
         if self._goes_on():
-            if self.n_members == "auto":  # later networks have learnt the rows that judge the first
-                self.members_ = self.members_[: self._count]
+            if getattr(self, "_apart", False):  # others have learnt the rows that judge the first
+                self.members_ = self.members_[:1]
             check_members(self)
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
@@ -360,9 +360,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             self._keep(runs[0]._replace(models=members), rows)
             self._judge(seen)
         if self.stopped_ == "interrupted":
-            warn(
-                f"fit was interrupted in epoch {self.n_iter_ + 1}: epoch {self.best_epoch_} is kept"
-            )
+            of = f" of the first of {len(members)} networks" if self._apart else ""
+            warn(f"fit was interrupted: epoch {self.best_epoch_} of {self.n_iter_} is kept{of}")
 
     def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""
@@ -378,6 +377,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.n_iter_ = len(self.history_)
         self._optimizers: list[Learner] | None = None
         self._made_with = made_with(self)
+        self._apart = len(self.members_) > self._count  # each had held-out rows of its own
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
         """Rows as numbers; a table that has to be encoded is, by what is learnt from it."""

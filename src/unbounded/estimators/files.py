@@ -149,7 +149,7 @@ def _fill(estimator: Any, described: dict[str, Any], members: list[Any], device:
         device=device,
     )
     estimator.model_, estimator.members_ = model, members
-    estimator._optimizers = None
+    estimator._optimizers, estimator._apart = None, len(members) > estimator._count
     columns = described["n_features_in"]
     encoding = estimator.encoding_ = described.get("encoding")
     if encoding is not None and len(encoding.columns) != columns:

@@ -32,6 +32,7 @@ Marks = NDArray[np.uint32]
 
 _OF_FEW = 3  # one of so many rows is held out where 15 % would be too few
 _FEWEST = 2  # rows that say something
+_ENOUGH = 0.8  # of the rows that were held out before
 
 
 class Shares(NamedTuple):
@@ -135,19 +136,25 @@ def divide(
 
 
 def divide_apart(
-    rows: WeightedRows, fraction: float, been: Array, rng: np.random.RandomState
-) -> Division:
-    """Hold out a share of the rows, none of those that have been held out before.
+    rows: WeightedRows, count: int, been: Array, rng: np.random.RandomState
+) -> Division | None:
+    """Hold out about so many rows, none of those that have been held out before.
 
     Args:
         rows: merged.
-        fraction: of all of them.
+        count: how many.
         been: indices of those that are learnt from this time.
         rng: that chooses among the others.
+
+    Returns:
+        None if too few are left.
     """
-    share = fraction * len(rows.x) / max(len(rows.x) - len(been), 1)
+    left = len(rows.x) - len(been)
+    if left <= count:
+        return None
     known = Shares(Shares.none().held, marks(rows.take(been)))
-    return divide(rows, min(share, 0.5), known, rng)
+    found = divide(rows, count / left, known, rng)
+    return found if len(found.held) >= _ENOUGH * count else None
 
 
 def marks(rows: WeightedRows) -> Marks:

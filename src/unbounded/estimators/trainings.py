@@ -1,8 +1,10 @@
 """What may follow a first training: one on all rows, or those of further networks."""
 
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from unbounded import parallel
 from unbounded.estimators.ensemble import TrainedModels, member_seeds, warn
@@ -10,10 +12,13 @@ from unbounded.estimators.pace import Clock, quality
 from unbounded.estimators.rows import Array, WeightedRows, is_classes
 from unbounded.estimators.shares import Division, divide_apart
 from unbounded.growth import TooDeepError
-from unbounded.training import NonFiniteError, preset
+from unbounded.training import NonFiniteError, TrainingWarning, preset
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
+
+_LEFT_OUT = (TooDeepError, NonFiniteError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
+"""What a further network may fail by: those before it do without it."""
 
 
 def on_all_rows(
@@ -82,29 +87,37 @@ def further_networks(
     keeps its best epoch where they come to an end.
 
     Returns:
-        them, without the first; and how the last one ended, "interrupted" if it is not among them.
+        them, without the first; and how it all ended: as the first did, or "interrupted".
     """
-    found, been = [first], division.held
-    most = quality(estimator.quality).most
+    found, been, ended = [first], division.held, first.training.stopped
+    most, held = quality(estimator.quality).most, len(division.held)
     taken = last = len(first.training.history)
     rng = np.random.RandomState(seed % 2**32)
     while len(found) < most and taken + last <= epochs:
-        other = divide_apart(rows, estimator.validation_fraction, been, rng)
-        if not len(other.held):
+        other = divide_apart(rows, held, been, rng)
+        if other is None:
             break
         been = np.union1d(been, other.held)
         parts = rows.take(other.learnt), rows.take(other.held)
         own = member_seeds(seed, len(found) + 1)[-1]
+        clock = Clock(None, epochs, most=epochs - taken)
         try:
-            clock = Clock(None, epochs, most=epochs - taken)
-            run = estimator._run(*parts, size, own, clock, anneal=True, like=first)
+            with warnings.catch_warnings():
+                # What would be said is of a network that nobody gets to see.
+                warnings.simplefilter("ignore", TrainingWarning)
+                run = estimator._run(*parts, size, own, clock, anneal=True, like=first)
+            stopped = run.training.stopped
         except KeyboardInterrupt:
-            return found[1:], "interrupted"
-        except (TooDeepError, NonFiniteError):  # what there is does without it
+            stopped = "interrupted"
+        except _LEFT_OUT as error:
+            stopped = str(error)
+        if stopped == "interrupted":
+            ended = stopped
             break
-        if run.training.stopped not in ("epochs", "patience"):
-            return found[1:], run.training.stopped
+        if stopped not in ("epochs", "patience"):
+            warn(f"a further network was left out, {len(found)} of them are kept: {stopped}")
+            break
         last = len(run.training.history)
         taken += last
         found.append(run._replace(learnt=parts[0], held=parts[1], heavy=rows.take(other.heavy)))
-    return found[1:], first.training.stopped
+    return found[1:], ended

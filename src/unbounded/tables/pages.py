@@ -42,7 +42,9 @@ def model_page(
     parts = [_in_short(model, found if table else None)]
     if found:
         parts.append(_scores(model, found, references, where))
-    parts.append(sections.depth_posterior(estimator.model_))
+    first = int(estimator.depths_[0])
+    probs = estimator.depth_probs_[first - 1 :].tolist()  # of all networks
+    parts.append(sections.posterior_section(probs, first))
     if found:
         parts += [
             _by_depth(found),
@@ -106,12 +108,15 @@ def _facts(model: TableModel, found: dict[str, Any] | None) -> list[tuple[str, s
             spread = f" (± {rough(1.96 * error)})" if math.isfinite(error) else ""
             facts.append((f"RMSE{spread}", number(scores["rmse"], 4)))
             facts.append(("In the 90 % interval", _percent(scores["coverage_90"])))
+    count = len(estimator.members_)
+    networks = f", {count} networks" if count > 1 else ""
+    size = sum(p.numel() for member in estimator.members_ for p in member.parameters())
     return [
         *facts,
         ("Expected depth E[ℓ]", f"{estimator.depth_mean_:.2f}"),
         ("Last depth with mass, m", str(estimator.max_depth_)),
         ("Best epoch", f"{estimator.best_epoch_:,} of {estimator.n_iter_:,}"),
-        ("Parameters", f"{sum(p.numel() for p in estimator.model_.parameters()):,}"),
+        (f"Parameters{networks}", f"{size:,}"),
     ]
 
 
