@@ -11,17 +11,11 @@ class Steps(NamedTuple):
     a_row: float
     least: int
     most: int
-    fewest: int  # of very few rows, of which each is learnt from often in any case
-
-    def of(self, rows: int) -> int:
-        """The steps for so many rows; fewer than `least` where that is more than two a row."""
-        least = min(self.least, max(self.fewest, 2 * rows))
-        return min(max(round(self.a_row * rows), least), self.most)
 
 
-NUMBERS = Steps(1.3, 900, 9000, 900)
+NUMBERS = Steps(1.3, 900, 9000)
 """Where targets are numbers: the error of smooth ones falls as long as there are steps."""
-CLASSES = Steps(1.0, 900, 6000, 600)
+CLASSES = Steps(1.0, 900, 6000)
 MIN_EPOCHS, MAX_EPOCHS = 10, 200
 PATIENCE = 5
 """Training stops after a fifth of its epochs without a better validation score."""
@@ -34,7 +28,8 @@ def choose_epochs(
     if not isinstance(epochs, str):
         return epochs
     steps = -(-rows // choose_batch_size(batch_size, rows))
-    usual = min(max(-(-wanted.of(rows) // steps), MIN_EPOCHS), MAX_EPOCHS)
+    total = min(max(round(wanted.a_row * rows), wanted.least), wanted.most)
+    usual = min(max(-(-total // steps), MIN_EPOCHS), MAX_EPOCHS)
     return max(1, round(times * usual))
 
 

@@ -83,7 +83,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": 1.3 steps for each row, but 900 to
-            9000; for classes one for each, but 900 to 6000 (600 of few rows); 10 to 200 epochs.
+            9000; for classes one for each, but 900 to 6000; in 10 to 200 epochs.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
