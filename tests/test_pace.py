@@ -44,7 +44,7 @@ def noisy():
 
 
 def test_classes_that_are_learnt_by_heart_end_early_and_keep_the_same_epoch(noisy):
-    options = {"random_state": 0, "width": 32, "epochs": 60}
+    options = {"random_state": 0, "width": 32, "epochs": 60, "n_members": 1}
     model = UDNClassifier(**options).fit(*noisy)
     whole = UDNClassifier(**options, patience=None).fit(*noisy)
     assert (model.stopped_, whole.stopped_) == ("patience", "epochs")
