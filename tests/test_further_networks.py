@@ -15,6 +15,7 @@ import unbounded as ub
 from unbounded import UDNClassifier
 from unbounded.cli import main
 from unbounded.estimators import shares, trainings
+from unbounded.estimators.pace import Clock
 from unbounded.estimators.rows import merge
 from unbounded.tables import TableModel
 from unbounded.tables.pages import model_page
@@ -95,7 +96,6 @@ def test_the_same_seed_gives_the_same(model):
         {"quality": "fast"},
         {"warm_start": True},
         {"refit": True},
-        {"time_limit": 100.0},
         {"patience": 5},
         {"preset": "settled", "patience": 5},
         {"validation_fraction": 0.0},
@@ -232,13 +232,20 @@ def test_rows_are_held_out_once(count, seed, fraction):
 
 
 def test_what_is_asked_before_networks_are_added():
-    class Clock:
-        seconds = None
+    model, clock = UDNClassifier(), Clock(None, 10)
+    assert trainings.adds_networks(model, np.array([0, 1]), clock)
+    assert not trainings.adds_networks(model, np.array([[0.5]]), clock)
+    assert not trainings.adds_networks(UDNClassifier(ensemble="shared"), np.array([0]), clock)
+    clock.is_over = True
+    assert not trainings.adds_networks(model, np.array([0, 1]), clock)
 
-    model = UDNClassifier()
-    assert trainings.adds_networks(model, np.array([0, 1]), Clock())
-    assert not trainings.adds_networks(model, np.array([[0.5]]), Clock())
-    assert not trainings.adds_networks(UDNClassifier(ensemble="shared"), np.array([0]), Clock())
+
+@pytest.mark.parametrize(("left", "several"), [(1e9, True), (1e-3, False)])
+def test_networks_are_added_while_there_is_time(monkeypatch, left, several):
+    monkeypatch.setattr(Clock, "left", left)
+    model = UDNClassifier(**SHORT, time_limit=1e9).fit(X, y)
+    assert model.stopped_ == "patience"
+    assert (len(model.members_) > 1) == several
 
 
 def test_inspect_shows_all_networks(model, tmp_path, capsys):

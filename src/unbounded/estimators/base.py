@@ -250,7 +250,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             run = run._replace(learnt=parts[0], held=held_out, heavy=rows.take(heavy))
             others: list[TrainedModels] = []
             if len(held) and first.stopped == "patience" and adds_networks(self, y, clock):
-                others, ended = further_networks(self, run, rows, division, seed, size, epochs)
+                others, ended = further_networks(self, run, rows, division, seed, size, clock)
                 first = first._replace(stopped=ended)
             self._finish([run._replace(training=first), *others], len(y))
             self._shares: Shares | None = shares

@@ -1,5 +1,6 @@
 """What may follow a first training: one on all rows, or those of further networks."""
 
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,8 @@ def on_all_rows(
 def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
     """Whether a training of targets y that ends early may be followed by further ones.
 
-    Not where a number of members, a time or rows of one's own are asked for, and not where a
-    further `fit` is to go on: it would have to know which rows each of them was judged by.
+    Not where a number of members or rows of one's own are asked for, and not where a further `fit`
+    is to go on: it would have to know which rows each of them was judged by.
     """
     return (
         is_classes(y)
@@ -64,7 +65,7 @@ def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
         and preset(estimator.preset).schedule is not None
         and quality(estimator.quality).most > estimator._count
         and not (estimator.refit or estimator.warm_start)
-        and clock.seconds is None
+        and not clock.is_over
         and parallel.current().size == 1
     )
 
@@ -76,7 +77,7 @@ def further_networks(
     division: Division,
     seed: int,
     size: int,
-    epochs: int,
+    clock: Clock,
 ) -> tuple[list[TrainedModels], str]:
     """Train further networks in the epochs that the first one has left, up to four in all.
 
@@ -84,7 +85,16 @@ def further_networks(
     networks is better than one, the more so as each learns from rows that others are judged by:
     together they have seen all. Who ends early pays for the others: all together have the epochs of
     one whole training. A network begins only if as many are left as the one before has taken, and
-    keeps its best epoch where they come to an end.
+    as much of the time if that is limited, and keeps its best epoch where they come to an end.
+
+    Args:
+        estimator: whose arguments are asked.
+        first: the network that has ended early.
+        rows: all of them, merged.
+        division: which of them the first has learnt from.
+        seed: of the first.
+        size: how many classes or labels there are.
+        clock: of the whole fit.
 
     Returns:
         them, without the first; and how it all ended: as the first did, or "interrupted".
@@ -92,20 +102,25 @@ def further_networks(
     found, been, ended = [first], division.held, first.training.stopped
     most, held = quality(estimator.quality).most, len(division.held)
     taken = last = len(first.training.history)
+    epochs, begun = clock.epochs, clock.start
     rng = np.random.RandomState(seed % 2**32)
     while len(found) < most and taken + last <= epochs:
+        now = time.monotonic()
+        if clock.left is not None and clock.left < now - begun:
+            break
+        begun = now
         other = divide_apart(rows, held, been, rng)
         if other is None:
             break
         been = np.union1d(been, other.held)
         parts = rows.take(other.learnt), rows.take(other.held)
         own = member_seeds(seed, len(found) + 1)[-1]
-        clock = Clock(None, epochs, most=epochs - taken)
+        own_clock = Clock(clock.left, epochs, most=epochs - taken)
         try:
             with warnings.catch_warnings():
                 # What would be said is of a network that nobody gets to see.
                 warnings.simplefilter("ignore", TrainingWarning)
-                run = estimator._run(*parts, size, own, clock, anneal=True, like=first)
+                run = estimator._run(*parts, size, own, own_clock, anneal=True, like=first)
             stopped = run.training.stopped
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -114,7 +129,7 @@ def further_networks(
         if stopped == "interrupted":
             ended = stopped
             break
-        if stopped not in ("epochs", "patience"):
+        if stopped not in ("epochs", "patience", "time"):
             warn(f"a further network was left out, {len(found)} of them are kept: {stopped}")
             break
         last = len(run.training.history)
