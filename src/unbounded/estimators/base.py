@@ -41,7 +41,7 @@ from unbounded.estimators.ensemble import (
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, quality
+from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, heeds_overfitting, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -241,7 +241,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             check_begun(first)
             if refit and first.stopped in ("epochs", "patience"):  # not if the time is over
                 again, ended = on_all_rows(self, run, rows, seed, size, clock)
-                if again is not None and ended == "epochs":
+                if again is not None:
                     run, self.refit_history_ = again, again.training.history
                 else:
                     first = first._replace(stopped=ended)
@@ -321,10 +321,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
-            if recipe.schedule is None or self.patience != "auto":
-                patience = choose_patience(self.patience, epochs)
-            elif is_classes(train.y):
+            if heeds_overfitting(self, is_classes(train.y)):
                 callbacks.append(Overfits(epochs, len(held.x)))
+            elif recipe.schedule is None or self.patience != "auto":
+                patience = choose_patience(self.patience, epochs)
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unbounded import parallel
+from unbounded.training import preset
 from unbounded.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ def quality(name: str) -> Quality:
     if not isinstance(name, str) or name not in QUALITIES:
         raise ValueError(f"quality must be one of {sorted(QUALITIES)}, got {name!r}")
     return QUALITIES[name]
+
+
+def heeds_overfitting(estimator: Any, of_classes: bool) -> bool:
+    """Whether the training of an estimator ends by `Overfits`: of classes, unless told otherwise.
+
+    Where the rate falls, that is; other trainings have a patience.
+    """
+    falls = preset(estimator.preset).schedule is not None
+    return of_classes and estimator.patience == "auto" and falls
 
 
 class Clock(Callback):

@@ -9,11 +9,11 @@ import torch
 
 from unbounded import parallel
 from unbounded.estimators.ensemble import TrainedModels, member_seeds, warn
-from unbounded.estimators.pace import Clock, quality
+from unbounded.estimators.pace import Clock, heeds_overfitting, quality
 from unbounded.estimators.rows import Array, WeightedRows, is_classes
 from unbounded.estimators.shares import Division, divide_apart
 from unbounded.growth import TooDeepError
-from unbounded.training import NonFiniteError, TrainingWarning, preset
+from unbounded.training import NonFiniteError, TrainingWarning
 
 if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
@@ -33,8 +33,8 @@ def on_all_rows(
     """Train anew on all rows, up to the epoch that held-out rows have chosen.
 
     Returns:
-        what was trained, and how that ended: other than by its "epochs" it is half a training, and
-        what the held-out rows chose is better.
+        what was trained, and how that ended; None unless by its "epochs": of half a training and
+        what the held-out rows chose, the latter is better.
     """
     training = first.training
     try:
@@ -48,7 +48,8 @@ def on_all_rows(
     except NonFiniteError as error:
         warn(f"training on all rows diverged, that before it is kept: {error}")
         return None, "diverged"
-    return again, again.training.stopped
+    ended = again.training.stopped
+    return (again if ended == "epochs" else None), ended
 
 
 def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
@@ -58,11 +59,9 @@ def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
     is to go on: it would have to know which rows each of them was judged by.
     """
     return (
-        is_classes(y)
+        heeds_overfitting(estimator, is_classes(y))
         and estimator.n_members == "auto"
         and estimator.ensemble == "deep"
-        and estimator.patience == "auto"
-        and preset(estimator.preset).schedule is not None
         and quality(estimator.quality).most > estimator._count
         and not (estimator.refit or estimator.warm_start)
         and not clock.is_over

@@ -116,13 +116,10 @@ def training_went(model: "TableModel") -> str:
 
 def _ended_by_heart(model: "TableModel") -> bool:
     """Whether training ended early since rows had been learnt by heart for long."""
-    estimator = model.estimator
-    return bool(
-        estimator.stopped_ == "patience"
-        and estimator.patience == "auto"
-        and estimator.preset == "tables"
-        and model.target.is_classes
-    )
+    from unbounded.estimators.pace import heeds_overfitting
+
+    ended = model.estimator.stopped_ == "patience"
+    return ended and heeds_overfitting(model.estimator, model.target.is_classes)
 
 
 def _gain(model: "TableModel", before: float, after: float) -> float:
