@@ -37,6 +37,8 @@ def trainer_of(
     data: Any,
     engine: Engine,
     sets: dict[str, Any] | None = None,
+    batch_size: int = 256,
+    lr: float = 0.005,
     **options: Any,
 ) -> Trainer:
     """A run of `fit` with one model or many that is ready for its first epoch."""
@@ -48,8 +50,8 @@ def trainer_of(
         range(len(members)),
         data=data,
         sets=sets or {},
-        batch_size=256,
-        lr=0.005,
+        batch_size=batch_size,
+        lr=lr,
         seed=0,
         options=FitOptions(**options),
         lone=lone,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import unbounded as ub
+from unbounded.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 core = pytest.importorskip("benchmarks.core", reason="benchmarks/ is not part of an installation")
@@ -119,3 +120,23 @@ def test_rows_of_other_commits_are_made_anew_where_that_is_asked_for(monkeypatch
     assert not tables._is_old(_fitted("made", 0, "UDN", 1.0, commit="1234567"), asked)
     assert not tables._is_old(_fitted("made", 0, "CatBoost", 1.0), asked)
     assert not tables._is_old(_fitted("other", 0, "UDN", 1.0), asked)
+
+
+def test_the_seconds_of_a_search(monkeypatch, capsys, tmp_path):
+    search = pytest.importorskip("benchmarks.search")
+    words = "depth --quick --problems sklearn-iris --seeds 0-1 --depths 1 2 --table-steps 10"
+    assert main(["reproduce", *words.split(), "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(
+        search, "milliseconds", lambda one, epochs: 2.0 + one.members[0].row["max_depth"]
+    )
+    monkeypatch.setattr(sys, "argv", ["search", str(tmp_path), "--rounds", "1"])
+    search.main()
+    assert "resting   2.00 +  1.00 ℓ ms an epoch; of the search: " in capsys.readouterr().out
+    found = json.loads((tmp_path / "seconds.json").read_text())["problems"]["sklearn-iris"]
+    assert found["fixed"] == found["udn"] == [2.0, 1.0]
+    one, _ = (tmp_path / "table.md").read_text().split("## Problems")
+    runs = json.loads((tmp_path / "sklearn-iris.json").read_text())["runs"]
+    passes = next(r["layer_rows"] for r in runs if r["model"] == "fixed" and r["depth"] == 1)
+    mine = [r for r in runs if r["model"] == "udn" and r["start"] == 4 and r["length"] == 1]
+    layers = sum(r["layer_rows"] for r in mine) / len(mine) / passes
+    assert f"| {(2 + layers) / (3 + 4):.2f} and " in one

@@ -361,3 +361,32 @@ def test_normal_extremes():
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             TruncatedNormal(**wrong)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_without_gradients_log_q_is_found_once_for_each_member(family):
+    q = family()
+    with torch.inference_mode():
+        first = q.log_probs()
+    with torch.no_grad():
+        assert q.log_probs() is first
+    assert torch.equal(q.log_probs().detach(), first)
+    weight = torch.ones_like(first, requires_grad=True)
+    (weight * first).sum().backward()  # no tensor of inference mode
+    for parameter in q.parameters():
+        with torch.no_grad():
+            parameter += 0.5 * torch.arange(1, parameter.numel() + 1).view(parameter.shape)
+            assert q.log_probs() is not first
+            fresh = family()
+            fresh.load_state_dict(q.state_dict())
+            assert torch.equal(q.log_probs(), fresh.log_probs())
+    with torch.no_grad():
+        assert q.double().log_probs().dtype == torch.float64 or not list(q.parameters())
+
+
+def test_a_truncation_that_is_changed_is_noticed():
+    q, wide = TruncatedNormal(4.0, 2.0, quantile=0.9), TruncatedNormal(4.0, 2.0, quantile=0.99)
+    with torch.no_grad():
+        q.log_probs()
+        q.quantile = 0.99
+        assert torch.equal(q.log_probs(), wide.log_probs())

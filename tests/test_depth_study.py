@@ -169,8 +169,9 @@ def test_settings_come_from_options():
     assert settings_of(options()) == Settings()
     found = settings_of(options("--seeds", "0-2", "--depths", "1,2", "5", "--starts", "1", "8"))
     assert (found.seeds, found.depths, found.starts) == ((0, 1, 2), (1, 2, 5), (1.0, 8.0))
-    assert settings_of(options("--no-long")).long == 1
-    assert settings_of(options("--no-members")).members == 1
+    assert settings_of(options()).lengths == (1, 3, 4)
+    assert settings_of(options("--no-long")).lengths == (1,)
+    assert settings_of(options("--quick")).lengths == (1, 2)
     assert settings_of(options("--quick", "--seeds", "4")).seeds == (4,)
     assert Settings().start == 4.0
     for words, why in (
@@ -186,21 +187,19 @@ def test_settings_come_from_options():
 def test_populations_hold_every_run_once():
     settings = Settings(seeds=(0, 1), depths=(1, 3), starts=(1.0, 4.0, 16.0))
     found = runs.populations(chosen(["spirals", "sklearn-wine"]), settings)
-    assert [p.name for p in found] == [
-        f"{name}-{kind}"
-        for name in ("spirals", "sklearn-wine")
-        for kind in ("fixed", "udn", "long", "members", "dun")
-    ]
+    names = [f"spirals-{kind}" for kind in ("fixed", "udn", "long", "dun")]
+    names += [f"sklearn-wine-{kind}" for kind in ("fixed", "udn", "spent", "long", "dun")]
+    assert [p.name for p in found] == names
     sizes = {p.name: len(p.runs) for p in found}
     assert sizes["spirals-fixed"] == 8 * 2 * 2
     assert sizes["spirals-udn"] == 8 * 2 * 2  # the start in the middle is on its longer way
     assert sizes["sklearn-wine-udn"] == 3 * 2
-    assert sizes["spirals-long"] == sizes["spirals-members"] == sizes["spirals-dun"] == 8 * 2
+    assert sizes["spirals-long"] == sizes["spirals-dun"] == 8 * 2
     every = [run for p in found for run in p.runs]
     assert len(set(every)) == len(every)
     lengths = {p.kind: {run.length for run in p.runs} for p in found}
-    assert lengths == {"fixed": {1}, "udn": {1}, "long": {4}, "members": {2}, "dun": {1}}
-    names = [p.name for p in runs.populations(chosen(["tents"]), Settings(long=1, members=1))]
+    assert lengths == {"fixed": {1}, "udn": {1}, "spent": {3}, "long": {4}, "dun": {1}}
+    names = [p.name for p in runs.populations(chosen(["tents"]), Settings(long=1))]
     assert names == ["tents-fixed", "tents-udn", "tents-dun"]
     protein = recipe.runs_of(PROBLEMS["uci-protein"], "dun", Settings(seeds=(3, 4, 5)))
     assert [run.seed for run in protein] == [3, 4]  # it has five splits
@@ -408,61 +407,42 @@ def test_longer_training_must_end_at_the_same_depth():
     assert verdicts.verdict(CLASSES, rows + far, 4.0).length is False
 
 
-def test_an_ensemble_is_judged_as_a_udn_is():
+def test_a_udn_that_takes_more_of_the_cost_is_judged_as_the_usual_one_is():
     rows = fixed_rows(SCORES) + udn_rows((0.80, 0.80))
-    members = [row("members", 0.95, seed=s, start=4.0, mean=3.0, layer_rows=5) for s in (0, 1)]
-    found = verdicts.verdict(CLASSES, rows + members, 4.0)
+    longer = udn_rows((0.95, 0.95), mean=3.0, length=3, layer_rows=60)
+    longest = udn_rows((0.70, 0.70), mean=3.2, length=4)
+    found = verdicts.verdict(CLASSES, rows + longest + longer, 4.0)
     assert found.regret is False
-    assert found.members.regret is found.members.as_chosen is True
-    assert found.members.arithmetic == pytest.approx(5 / 100)
-    assert verdicts.verdict(CLASSES, rows, 4.0).members is None
-
-
-def test_udns_that_take_more_of_the_cost_have_columns_of_their_own():
-    rows = fixed_rows(SCORES) + udn_rows((0.80, 0.80))
-    longer = udn_rows((0.95, 0.95), mean=3.0, length=4)
-    members = [row("members", 0.80, seed=s, start=4.0, mean=3.0, layer_rows=5) for s in (0, 1)]
+    assert found.times == 1
+    assert found.longer.regret is found.longer.as_chosen is True
+    assert found.longer.arithmetic == pytest.approx(60 / 100)
+    assert found.longer.times == 3  # the least of the lengths
+    assert found.long_mean == pytest.approx(3.2)  # of the largest
+    assert verdicts.verdict(CLASSES, rows, 4.0).longer is None
 
     def regret(rows):
         head, lines = table.verdict_table([verdicts.verdict(CLASSES, rows, 4.0)])
         return dict(zip(head[6::2], lines[0][7::2], strict=True))
 
     assert regret(rows) == {}
-    assert regret(rows + longer) == {"trained longer, all": "yes"}
-    both = {"trained longer, all": "yes", "UDNs averaged, all": "no"}
-    assert regret(rows + longer + members) == both
+    assert regret(rows + longest + longer) == {"trained 3 times as long, all": "yes"}
+    assert regret(rows + longest) == {"trained 4 times as long, all": "no"}
 
 
-def test_members_differ_in_their_first_weights_and_are_averaged():
-    settings, parts = Settings(members=2), PROBLEMS["sklearn-iris"].data(3)
-    run = recipe.runs_of(
-        PROBLEMS["sklearn-iris"], "members", dataclasses.replace(settings, seeds=(3,))
-    )[0]
-    models = recipe.networks_of(run, parts, settings)
-    first, second = (next(m.network.hidden["1"].parameters()) for m in models)
-    assert not torch.equal(first, second)
-    alone = recipe.build(dataclasses.replace(run, model="udn"), parts, settings)
-    assert torch.equal(next(alone.network.hidden["1"].parameters()), first)
-    with torch.no_grad():
-        for model, size in zip(models, (1.0, 3.0), strict=True):
-            for head in model.network.heads.values():
-                torch.nn.init.normal_(head.weight, std=size)
-    shared = {"problem": run.problem, "model": run.model, "depth": None, "start": 4.0}
-    shared |= {"length": 1, "seed": 3}
-    each = [
-        {"test_score": 0.1, "depth_probs": q, "depth_mean": m, "layer_rows": n} | shared
-        for q, m, n in (([0.5, 0.5], 1.5, 10), ([0.0, 0.0, 1.0], 3.0, 7))
-    ]
-    found = runs.together(models, each, parts)
-    x, y = parts.test
-    mixed = sum(ub.predict(m, x).probs for m in models) / 2
-    assert found["test_score"] == pytest.approx(
-        float((mixed.argmax(1) == y).double().mean()), abs=1e-6
-    )
-    logs = mixed[torch.arange(len(y)), y].log().mean()
-    assert found["test_log_score"] == pytest.approx(float(logs), abs=1e-5)
-    assert found["depth_probs"] == [0.25, 0.25, 0.5]
-    assert (found["depth_mode"], found["depth_mean"], found["layer_rows"]) == (3, 2.25, 17)
+def test_seconds_are_those_of_one_network_after_the_other_where_their_pace_is_known():
+    fixed = fixed_rows(SCORES)  # depths 1 to 4, ten passes over one row each
+    usual = udn_rows((0.9, 0.9), mean=2.0, layer_rows=20, seconds=99.0)
+    longer = udn_rows((0.9, 0.9), mean=2.0, layer_rows=90, length=3)
+    pace = verdicts.Pace((1.0, 2.0), (3.0, 5.0), (2.0, 4.0))
+    found = verdicts.verdict(CLASSES, fixed + usual + longer, 4.0, pace)
+    search = sum(1 + 2 * depth for depth in (1, 2, 3, 4))
+    assert found.seconds == pytest.approx((3 + 5 * 2) / search)
+    assert found.longer.seconds == pytest.approx(3 * (3 + 5 * 3) / search)  # three layers a pass
+    assert found.cheap is False
+    half = [{**r, "settled_epoch": 1} for r in usual]  # of two
+    found = verdicts.verdict(CLASSES, fixed + half, 4.0, pace)
+    assert found.seconds == pytest.approx(((3 + 5 * 2) / 2 + (2 + 4 * 2) / 2) / search)
+    assert verdicts.verdict(CLASSES, fixed + usual, 4.0).seconds == pytest.approx(99 / 4)
 
 
 def test_a_run_without_a_score_is_never_the_best():
@@ -545,8 +525,8 @@ def test_the_suite_from_end_to_end(finished):
     written = json.loads((folder / "sklearn-diabetes.json").read_text())
     assert written == records.plain(documents[1])
     rows = written["runs"]
-    count = {m: sum(r["model"] == m for r in rows) for m in ("fixed", "udn", "members", "dun")}
-    assert count == {"fixed": 4, "udn": 4 + 2, "members": 2, "dun": 2}
+    count = {m: sum(r["model"] == m for r in rows) for m in ("fixed", "udn", "dun")}
+    assert count == {"fixed": 4, "udn": 4 + 2 + 2, "dun": 2}
     for one in rows:
         assert 0 < one["test_score"] < 500  # in the target's units
         assert one["seconds"] > 0
@@ -557,7 +537,7 @@ def test_the_suite_from_end_to_end(finished):
     for one in (r for r in rows if r["model"] == "udn"):
         assert sum(one["depth_probs"]) == pytest.approx(1, abs=2e-3)
         assert one["depth_trace"][-1][1] == pytest.approx(one["last_depth_mean"], abs=0.01)
-    assert {r["length"] for r in rows if r["model"] == "udn"} == {1, 4}
+    assert {r["length"] for r in rows if r["model"] == "udn"} == {1, 3, 4}
     assert not (folder / "parts").exists()
     page = (folder / "table.md").read_text()
     assert page.index("## Verdicts") < page.index("## Problems") < page.index("### spiral-2")
@@ -610,11 +590,12 @@ def test_a_row_is_what_fit_does_with_one_model(finished):
     assert again["layer_rows"] == found["layer_rows"]
 
 
-def test_the_usual_training_is_the_beginning_of_the_longer_one(finished, tmp_path, monkeypatch):
+def test_shorter_trainings_are_the_beginning_of_the_longest_one(finished, tmp_path, monkeypatch):
     _, documents = finished
     on_its_way = [r for r in documents[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
-    assert [(r["length"], r["seed"]) for r in on_its_way] == [(1, 0), (1, 1), (4, 0), (4, 1)]
-    alone = run(tmp_path / "alone", "--no-long", "--no-members", "--problems", "spiral-2")
+    both = [(length, seed) for length in (1, 3, 4) for seed in (0, 1)]
+    assert [(r["length"], r["seed"]) for r in on_its_way] == both
+    alone = run(tmp_path / "alone", "--no-long", "--problems", "spiral-2")
     mine = [r for r in alone[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
     assert timeless([{"runs": mine}]) == timeless([{"runs": on_its_way[:2]}])
     assert on_its_way[0]["seconds"] < on_its_way[2]["seconds"]
@@ -627,12 +608,12 @@ def test_the_usual_training_is_the_beginning_of_the_longer_one(finished, tmp_pat
             raise KeyboardInterrupt
         return real(population, settings, place)
 
-    words = "--no-members", "--problems", "spiral-2"
+    words = "--problems", "spiral-2"
     monkeypatch.setattr(runs, "train_until", stops)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", *words)
     monkeypatch.setattr(runs, "train_until", real)
-    assert calls[-2] == ("spirals-long", {1})
+    assert calls[-3:-1] == [("spirals-long", {1}), ("spirals-long", {3})]
     found = run(tmp_path / "cut", *words, "--resume")
     again = [r for r in found[0]["runs"] if r["model"] == "udn" and r["start"] == 4]
     assert timeless([{"runs": again}]) == timeless([{"runs": on_its_way}])
@@ -671,7 +652,7 @@ def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, mo
     done = []
 
     def stops(population, settings, place):
-        if len(done) == 6:
+        if len(done) == 5:
             raise KeyboardInterrupt
         done.append(population.name)
         return real(population, settings, place)
@@ -684,9 +665,36 @@ def test_interrupting_and_resuming_gives_the_same_numbers(finished, tmp_path, mo
         run(tmp_path, "--seeds", "0", "--resume")
     done.clear()
     found = run(tmp_path, "--resume")
-    assert done == [f"sklearn-diabetes-{kind}" for kind in ("udn", "long", "members", "dun")]
+    assert done == [f"sklearn-diabetes-{kind}" for kind in ("udn", "spent", "long", "dun")]
     assert timeless(found) == timeless(expected)
     assert "kept from" in capsys.readouterr().out
+
+
+def test_some_kinds_are_trained_again_and_the_others_kept(finished, tmp_path, monkeypatch):
+    before, expected = finished
+    out = tmp_path / "again"
+    shutil.copytree(before, out)
+    real, done = runs.train_dense, []
+
+    def noted(population, settings, place):
+        done.append(population.name)
+        return real(population, settings, place)
+
+    monkeypatch.setitem(runs.TRAINERS, "dense", noted)
+    kept = json.loads((out / "spiral-2.json").read_text())
+    for one in kept["runs"]:
+        one["test_score"] = 0.25  # of rows that stay
+    (out / "spiral-2.json").write_text(json.dumps(kept))
+    found = run(out, "--again", "long", "spent")
+    assert done == ["spirals-long", "sklearn-diabetes-spent", "sklearn-diabetes-long"]
+    assert timeless(found[1:]) == timeless(expected[1:])
+    stays = [r["test_score"] == 0.25 for r in found[0]["runs"]]
+    assert stays == [r["model"] != "udn" or r["start"] == 1 for r in found[0]["runs"]]
+    with pytest.raises(StudyError, match=r"it has no spirals-fixed"):
+        run(tmp_path / "empty", "--again", "long")
+    with pytest.raises(StudyError, match=r"of spirals-fixed it has 4 of 6 networks"):
+        run(out, "--again", "long", "--seeds", "0-2")
+    assert json.loads((out / "spiral-2.json").read_text())["runs"] == found[0]["runs"]
 
 
 def test_minutes_end_between_populations(tmp_path, capsys):
@@ -696,7 +704,7 @@ def test_minutes_end_between_populations(tmp_path, capsys):
     assert (tmp_path / "parts" / "settings.json").exists()
     (document,) = run(tmp_path, *words, "--resume")
     lengths = {(row["model"], row["length"]) for row in document["runs"]}
-    assert lengths == {("fixed", 1), ("udn", 1), ("members", 2), ("dun", 1)}
+    assert lengths == {("fixed", 1), ("udn", 1), ("dun", 1)}
     assert "| – | no |" not in (tmp_path / "table.md").read_text()  # one seed: few verdicts
     with pytest.raises(StudyError, match="--minutes must be positive"):
         run(tmp_path, "--minutes", "-1")
@@ -717,12 +725,12 @@ def test_populations_at_once_give_the_same_numbers(tmp_path, capsys, monkeypatch
             else real(options, name)
         ),
     )
-    with pytest.raises(StudyError, match=r"1 of 4 populations failed, see .*: sklearn-iris-udn"):
+    with pytest.raises(StudyError, match=r"1 of 3 populations failed, see .*: sklearn-iris-udn"):
         run(tmp_path / "at once", *words)
     assert "sklearn-iris-dun: done" in capsys.readouterr().out
     monkeypatch.setattr(depth, "child", real)
     at_once = run(tmp_path / "at once", *words, "--resume")
-    assert {row["model"] for row in at_once[0]["runs"]} == {"fixed", "udn", "members", "dun"}
+    assert {row["model"] for row in at_once[0]["runs"]} == {"fixed", "udn", "dun"}
     assert timeless(alone) == timeless(at_once)
     assert not (tmp_path / "at once" / "parts").exists()
     with pytest.raises(StudyError, match="--jobs must be at least 1"):

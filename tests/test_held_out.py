@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import unbounded as ub
 from helpers import classes, numbers, same, state
 from unbounded.engines import Eager, Graphs, Stacked, graphs
+from unbounded.steps import held_out as held_out_rule
 from unbounded.steps import held_out_rows as over
 from unbounded.training import Augment, HeldOutAscent, ImageData
 from unbounded.training import best as best_epochs
 
 ROWS = 400
+SEE = HeldOutAscent.see
 
 
 def tiny(place=4.0, spread=2.0, seed=0):
@@ -503,6 +506,48 @@ def test_a_stack_resumed_bit_for_bit(tmp_path):
         assert same(state(one), state(other))
         rows = [[{**row, "seconds": 0} for row in r.history.rows] for r in (a, b)]
         assert rows[0] == rows[1]
+
+
+def test_looks_are_spared_at_rest_once_the_memory_holds_enough_of_them():
+    rule = HeldOutAscent()
+    assert all(rule.is_due(epoch) for epoch in range(5000))
+    rule.rest()
+    assert all(rule.is_due(epoch) for epoch in range(1280))
+    for end in (4000, 16000):
+        within = sum(rule.is_due(epoch) for epoch in range(int(0.95 * end), end))
+        assert 30 <= within <= 40, (end, within)
+
+
+@pytest.mark.parametrize("engine", [Eager, Stacked])
+def test_spared_looks_are_the_same_for_all_engines_and_resumed(engine, monkeypatch, tmp_path):
+    monkeypatch.setattr(held_out_rule, "_ENOUGH_LOOKS", 0.1)  # every other epoch from the fourth on
+
+    def rest_soon(self, q, noise):
+        self._state[:, 7] = self._state[:, 3] >= 5
+
+    monkeypatch.setattr(HeldOutAscent, "_check_rest", rest_soon)
+
+    def run(epochs, which=slice(0, 3), engine=engine, **more):
+        models, data, held_out, options = stacked_run(epochs, average=0.9, **more)
+        rule = HeldOutAscent(speed=0.05, reference=(6.0, 4.0), floor=0.01)
+        given = {"engine": engine(), "depth_rule": rule, "validation": held_out[which]}
+        return models[which], ub.fit(models[which], data[which], **given, **options), rule
+
+    whole, expected, rule = run(12)
+    for number, model in enumerate(whole):
+        with mock.patch.object(HeldOutAscent, "see", autospec=True, side_effect=SEE) as looks:
+            (alone,), (result,), _ = run(12, slice(number, number + 1), Eager)
+        spared = sum(not rule.is_regular(epoch) for epoch in range(6, 13))
+        assert looks.call_count == 12 - spared < 12
+        for one, other in zip(result.history.rows, expected[number].history.rows, strict=True):
+            for name in ("elbo", "depth_mean", "val_log_score", "val_log_error", "depth_settled"):
+                assert one[name] == pytest.approx(other[name], rel=1e-6), (number, name)
+        assert alone.depth.place == pytest.approx(model.depth.place, rel=1e-6)
+    for end in (5, 9):  # with a look that q has not moved by, and without one
+        path = tmp_path / f"{end}.checkpoint"
+        run(end, checkpoint=path)
+        again, _, _ = run(12, checkpoint=path, resume=True)
+        assert all(same(state(one), state(other)) for one, other in zip(whole, again, strict=True))
 
 
 def test_a_stopped_member_of_a_stack_stays():

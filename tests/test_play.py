@@ -279,7 +279,7 @@ def test_the_rule_moves_and_rests_as_the_library_s(trainer):
         rule.look(seen.slice(0, depth).flat(), depth, guess.length, logQ.map(Math.exp), guess);
         return [
           family.numbers[0], family.spread, rule.since, rule.drift, rule.generalises, rule.looks,
-          rule.mean, rule.width, rule.arrived, rule.rests, rule.total, rule.learnt,
+          rule.mean, rule.width, rule.arrived, rule.rests, rule.total, rule.learnt, rule.ahead,
         ];
       });
     })(%s)
@@ -292,6 +292,20 @@ def test_the_rule_moves_and_rests_as_the_library_s(trainer):
     assert rests[59] == 1  # it came to rest
     assert rests[-1] == 0  # and was roused
     assert ours[-1, 0] < ours[59, 0] - 1
+
+
+def test_looks_are_due_at_the_library_s_epochs(trainer):
+    for memory, rests in ((0.05, 1), (0.3, 1), (0.05, 0)):
+        rule = ub.HeldOutAscent(memory=memory)
+        rule._state[:, 7] = rests
+        script = f"""(() => {{
+          const rule = new HeldOutAscent({{ reference: [3, 2], memory: {memory} }});
+          rule.rests = {rests};
+          return Array.from({{ length: 4000 }}, (_, epoch) => rule.isDue(epoch));
+        }})()"""
+        found = trainer.run(script)
+        assert found == [rule.is_due(epoch) for epoch in range(4000)]
+        assert all(found) == (rests == 0)
 
 
 # Pure functions

@@ -33,7 +33,8 @@ class DepthFamily(nn.Module, ABC):
     is_unbounded: ClassVar[bool] = True
     """Whether every depth is the mode of some member, condition (2) of Definition 1."""
 
-    _memo: tuple[tuple[Any, ...], int] | None = None  # λ and m(q)
+    _memo: tuple[tuple[Any, ...], int] | None = None  # what q depends on, and m(q)
+    _log_probs: tuple[tuple[Any, ...], Tensor] | None = None  # the same, and log q
 
     @abstractmethod
     def scores(self, at: Numbers, size: int) -> Tensor:
@@ -77,24 +78,40 @@ class DepthFamily(nn.Module, ABC):
 
     def max_depth(self) -> int:
         """m(q), the largest depth with mass. A host read of λ."""
-        numbers = self.numbers()
-        values = tuple([t.item() if t.dim() == 0 else t.tolist() for t in numbers.values()])
-        if self._memo is None or self._memo[0] != values:
-            numbers = {name: tensor.detach() for name, tensor in numbers.items()}
+        key = self._key()
+        if self._memo is None or self._memo[0] != key:
+            numbers = {name: tensor.detach() for name, tensor in self.numbers().items()}
             if not all(bool(torch.isfinite(tensor).all()) for tensor in numbers.values()):
-                named = dict(zip(numbers, values, strict=True))
+                named = {name: tensor.tolist() for name, tensor in numbers.items()}
                 raise FloatingPointError(
                     f"the depth family {type(self).__name__} has {named}: training has diverged"
                 )
             size = 16 if self._memo is None else 2 * self._memo[1]
             while (depth := int(self.end(numbers, size))) > size:
                 size = max(2 * size, depth)
-            self._memo = values, depth
+            self._memo = key, depth
         return self._memo[1]
 
+    def _key(self) -> tuple[Any, ...]:
+        """All that q depends on, as plain values: λ, its kind and the settings. A host read."""
+        tensors = self.numbers().values()
+        values = [t.item() if t.dim() == 0 else t.tolist() for t in tensors]
+        return values, [(t.dtype, t.device) for t in tensors], self.settings()
+
     def log_probs(self) -> Tensor:
-        """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ."""
-        return self.log_probs_up_to(self.max_depth())
+        """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ.
+
+        Without gradients what was found last is given again as long as λ is the same: a rule that
+        moves λ between epochs leaves it alone in all of their steps. Not to be written to.
+        """
+        depth = self.max_depth()
+        if torch.is_grad_enabled():
+            return self.log_probs_up_to(depth)
+        key = depth, *self._key()
+        if self._log_probs is None or self._log_probs[0] != key:
+            with torch.inference_mode(False), torch.no_grad():  # may be saved for a backward pass
+                self._log_probs = key, self.log_probs_up_to(depth)
+        return self._log_probs[1]
 
     def log_probs_up_to(self, depth: int) -> Tensor:
         """The same with the support held at `depth`, by tensor operations alone: `(depth,)`.

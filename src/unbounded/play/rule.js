@@ -46,7 +46,7 @@ class HeldOutAscent {
     const usual = { memory: 0.05, speed: 0.0125, price: 0.5, floor: 11, caution: 32, narrowest: 0.5 };
     Object.assign(this, usual, options); // and `reference`, place and spread of ρ
     Object.assign(this, { since: 0, drift: 0, generalises: 0, looks: 0, mean: 0, width: 0 });
-    Object.assign(this, { arrived: 0, rests: 0, total: 0, learnt: 0, rows: 0, size: 0 });
+    Object.assign(this, { arrived: 0, rests: 0, total: 0, learnt: 0, ahead: 0, rows: 0, size: 0 });
     this.makeRoom(32, 0);
   }
 
@@ -67,6 +67,11 @@ class HeldOutAscent {
     this.worth = new Float64Array(size);
     this.size = size;
     this.rows = rows;
+  }
+
+  /** Whether it looks after so many epochs: once q rests, 32 times within the memory. */
+  isDue(epoch) {
+    return this.rests === 0 || epoch % Math.max(1, Math.floor((this.memory * epoch) / 32)) === 0;
   }
 
   /** Add up what each depth explains of the training rows of a step. */
@@ -120,6 +125,7 @@ class HeldOutAscent {
     this.noteLearnt(q, depth, rows, guess);
     this.checkRest(q, depth, errorOf(underQ, 0, rows, meanOf(underQ, 0, rows)) * rows);
     this.sums.fill(0);
+    [this.ahead, this.since] = [this.since, 0];
   }
 
   noteDrift(q, depth, rows, guess, steps, memory) {
@@ -184,8 +190,9 @@ class HeldOutAscent {
       return;
     }
     const [place, spread] = [family.numbers[0], family.spread];
-    const steps = this.since;
-    this.since = 0;
+    const steps = this.ahead; // that the last look was about
+    if (steps === 0) return;
+    this.ahead = 0;
     const depth = Math.min(family.end(), this.size);
     const temperature = 1 + this.caution * Math.max(this.drift - 0.5, 0);
     this.findWorth(family, place, spread, depth);

@@ -355,8 +355,10 @@ class Trainer {
       right += this.score(this.heldY, at, rows, last, { ...options, at });
       for (let i = 0; i < rows; i++) logScore += Math.log(this.mixed[2 * i + this.heldY[at + i]]);
     }
-    if (this.rule) this.rule.look(this.heldLogLik, last, this.heldRows, this.q, this.guess);
     this.epoch += 1;
+    if (this.rule?.isDue(this.epoch)) {
+      this.rule.look(this.heldLogLik, last, this.heldRows, this.q, this.guess);
+    }
     const sums = this.sums;
     return {
       epoch: this.epoch,

@@ -52,6 +52,13 @@ class DepthRule(ABC):
         for parameter in gradient.model.depth.parameters():
             parameter.grad = None
 
+    def is_due(self, epoch: int) -> bool:
+        """Whether it looks at the validation set after so many epochs, and moves λ before the next.
+
+        Rows of a stream are others each time: they are looked at after every epoch.
+        """
+        return True
+
     def look(  # noqa: B027
         self, model: "UDN", log_lik: Tensor, guess: Tensor | None, weights: Tensor | None
     ) -> None:

@@ -14,19 +14,15 @@ if TYPE_CHECKING:
     from unbounded.model import UDN
     from unbounded.steps.objective import Gradient
 
-_LITTLE = 1e-3  # depths with less mass are hardly trained, so what they score says little
 _PLACES = (-4.0, -2.0, -1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0, 2.0, 4.0)  # layers from the place
 _SPREADS = (-0.8, -0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4, 0.8)  # in the log of the spread
 _UNIT = 4.0  # the place up to which strides are as `speed` has them
 _SHARE = 0.05  # of what is learnt, that a layer has to explain; `floor` where that is less
 _CALM = 0.5  # nats of drift that mean nothing
-_SURE = 3.0  # standard errors above guessing from which on something generalises,
-_ENOUGH = 0.05  # if it is so many nats a row,
-_FITTED = 0.3  # or if so many are learnt of training rows, and no more than that generalises
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
 _FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
-_MUCH = 1e12  # nats a row: what is learnt where there is no guess to compare with
+_ENOUGH_LOOKS = 32.0  # within the memory, while q rests
 _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
@@ -34,9 +30,10 @@ _ROUSED = 3.0  # times `floor`: nats for which q moves once it rests
 
 # Places in the rule's state: steps since the last look; drift; whether held-out rows say something;
 # looks in all; E[ℓ], deviation of ℓ and steps when q was last elsewhere; whether q rests; steps in
-# all; nats that the best depth is ahead of guessing.
+# all; nats that the best depth is ahead of guessing; steps that the last look was about, until q
+# has moved by it.
 _SINCE, _DRIFT, _GENERALISES, _LOOKS, _MEAN, _WIDTH, _ARRIVED, _RESTS, _TOTAL = range(9)
-_LEARNT, _COUNT = 9, 10
+_LEARNT, _AHEAD, _COUNT = 9, 10, 11
 
 
 class HeldOutAscent(DepthRule):
@@ -142,6 +139,10 @@ class HeldOutAscent(DepthRule):
 
     # One model in training
 
+    def is_due(self, epoch: int) -> bool:
+        """Always, until q rests; then 32 times within the memory, which grows with training."""
+        return bool(self.due(torch.tensor(self.is_regular(epoch)))[0])
+
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for depths 1 … depth; doubles, so it rarely moves."""
         self.check(model)
@@ -192,6 +193,8 @@ class HeldOutAscent(DepthRule):
             if bool(self.starts[0]):
                 family.put(*self._state.new_tensor(self._rho))
             return
+        if self._state[0, _AHEAD] == 0:  # no look since it moved
+            return
         at = {name: tensor.detach()[None] for name, tensor in family.numbers().items()}
         depth = min(family.max_depth(), self._sums.shape[1])
         weights = None if weights is None else weights[None]
@@ -218,6 +221,17 @@ class HeldOutAscent(DepthRule):
     def starts(self) -> Tensor:
         """Whether q is to start from ρ, `(members,)`: what it was before is no evidence."""
         return (self._state[:, _LOOKS] == 0) & (self._state[:, _RESTS] < _FOR_GOOD)
+
+    def is_regular(self, epoch: int) -> bool:
+        """Whether those who rest are looked at after so many epochs, too."""
+        return epoch % max(1, int(self.memory * epoch / _ENOUGH_LOOKS)) == 0
+
+    def due(self, regular: Tensor) -> Tensor:
+        """Whether each model is to be looked at, `(members,)`; see `is_regular`.
+
+        One that rests moves for much alone, and a look costs as much as a step of a small network.
+        """
+        return (self._state[:, _RESTS] == 0) | regular.to(self._state.device)
 
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""
@@ -289,39 +303,17 @@ class HeldOutAscent(DepthRule):
         state[:, _LOOKS] += 1
         rate = torch.maximum(4 * steps / memory, 2 / (state[:, _LOOKS] + 1)).clamp(max=1)
         state[:, _DRIFT] += (drift - state[:, _DRIFT]) * rate
-        generalises, learnt = self._generalises(slow, q, trained, guess, weights)
+        generalises, learnt = over.generalises(
+            self._gains[:, :depth], slow, self._train[:, :depth], q, trained, guess, weights
+        )
         # Once and for all: who overfits later must not go by training rows again.
         state[:, _GENERALISES] = torch.maximum(state[:, _GENERALISES], generalises)
         state[:, _LEARNT] = learnt * count
         error = over.standard_error(under_q, over.mean(under_q, weights), weights)[:, 0]
         self._check_rest(q, error * count)
         self._sums.zero_()
-
-    def _generalises(
-        self,
-        slow: Tensor,
-        q: Tensor,
-        trained: Tensor,
-        guess: Tensor | None,
-        weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """1 if held-out rows can tell what layers are worth, else 0; and what is learnt of them.
-
-        The best depth that is trained must beat guessing for sure. That alone is too little: a line
-        through a spiral is better than guessing for sure, and says nothing of what depth could do.
-        """
-        if guess is None:
-            return slow.new_ones(len(slow)), slow.new_full((len(slow),), _MUCH)
-        best = torch.where(q > _LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
-        scores = self._gains[:, : q.shape[1]].cumsum(1)
-        ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
-        mean = over.mean(ahead, weights)
-        sure = mean > _SURE * over.standard_error(ahead, mean, weights)
-        fitted = self._train[:, : q.shape[1]].cumsum(1)
-        fitted = torch.where((q > _LITTLE) & trained, fitted, -torch.inf).amax(1, keepdim=True)
-        fitted = fitted - over.mean(guess[:, None], weights)
-        sure = sure & ((mean > _ENOUGH) | (fitted > _FITTED))
-        return sure[:, 0].double(), mean[:, 0].clamp(min=0)
+        state[:, _AHEAD] = state[:, _SINCE]
+        state[:, _SINCE] = 0
 
     def _check_rest(self, q: Tensor, noise: Tensor) -> None:
         """Rest once q has stayed while the steps grew by half, and the score drifts no more."""
@@ -352,8 +344,8 @@ class HeldOutAscent(DepthRule):
             weights: how often each held-out row counts, `(members, rows)`.
         """
         state, place, spread = self._state[of], at["mu"].double(), family.spread_at(at)
-        steps = state[:, _SINCE].clone()
-        state[:, _SINCE] = 0
+        steps = state[:, _AHEAD].clone()
+        state[:, _AHEAD] = 0
         temperature = 1 + self.caution * (state[:, _DRIFT] - _CALM).clamp(min=0)
         worth = self._worth(family.log_probs_at(at, depth).exp(), of, weights)
         # Far from depth 1 a layer more or less is little: strides grow with the place.
@@ -413,7 +405,7 @@ class HeldOutAscent(DepthRule):
         # While little is learnt, little is asked for; on training rows each layer gains anyway.
         floor = (_SHARE * state[:, _LEARNT]).clamp(max=self.floor)[:, None]
         net = net - torch.where(generalises, floor, 0.0)
-        trained = (q > _LITTLE) & (self._seen[of, :depth] > 0)
+        trained = (q > over.LITTLE) & (self._seen[of, :depth] > 0)
         net = torch.where(trained[:, 1:], net, 0.0)
         return torch.cat([net.new_zeros(len(net), 1), net.cumsum(1)], 1)
 
@@ -435,7 +427,7 @@ class HeldOutAscent(DepthRule):
     def check_state(self, state: dict[str, Tensor]) -> None:
         """Means of one length, of finite numbers."""
         super().check_state(state)
-        over.check_state(state, self._state.shape, [_SINCE, _LOOKS, _ARRIVED, _TOTAL])
+        over.check_state(state, self._state.shape, [_SINCE, _LOOKS, _ARRIVED, _TOTAL, _AHEAD])
 
     def load_state(self, model: "UDN", state: dict[str, Tensor]) -> None:
         """Put them back; who was told to rest before goes on resting."""

@@ -8,6 +8,13 @@ from torch import Tensor
 from unbounded.depth import TruncatedNormal
 from unbounded.schema import FileError
 
+LITTLE = 1e-3
+"""Depths with less mass are hardly trained, so what they score says little."""
+_SURE = 3.0  # standard errors above guessing from which on something generalises,
+_ENOUGH = 0.05  # if it is so many nats a row,
+_FITTED = 0.3  # or if so many are learnt of training rows, and no more than that generalises
+_MUCH = 1e12  # nats a row: what is learnt where there is no guess to compare with
+
 
 def zeros(*shape: int) -> Tensor:
     """In double precision."""
@@ -180,6 +187,42 @@ def checked_reference(reference: tuple[float, float]) -> tuple[float, float]:
         return TruncatedNormal.checked(place, spread)
     except ValueError as error:
         raise ValueError(f"{expected}: {error}") from None
+
+
+def generalises(
+    gains: Tensor,
+    slow: Tensor,
+    train: Tensor,
+    q: Tensor,
+    trained: Tensor,
+    guess: Tensor | None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """1 if held-out rows can tell what layers are worth, else 0; and what is learnt of each row.
+
+    The best depth that is trained must beat guessing for sure. That alone is too little: a line
+    through a spiral is better than guessing for sure, and says nothing of what depth could do.
+
+    Args:
+        gains: running means of what each depth adds to r, `(members, depth, rows)`.
+        slow: the means of r over rows that these add up to, `(members, depth)`.
+        train: gains on training rows, `(members, depth)`.
+        q: `(members, depth)`.
+        trained: whether a depth has been trained of late, `(members, depth)`.
+        guess: log p₀(y_i), `(members, rows)`.
+        weights: how often each row counts, `(members, rows)`.
+    """
+    if guess is None:
+        return gains.new_ones(len(gains)), gains.new_full((len(gains),), _MUCH)
+    best = torch.where(q > LITTLE, slow, -torch.inf).argmax(1)[:, None, None]
+    scores = gains.cumsum(1)
+    ahead = scores.gather(1, best.expand(-1, 1, scores.shape[2])) - guess[:, None]
+    lead = mean(ahead, weights)
+    sure = lead > _SURE * standard_error(ahead, lead, weights)
+    fitted = torch.where((q > LITTLE) & trained, train.cumsum(1), -torch.inf)
+    fitted = fitted.amax(1, keepdim=True) - mean(guess[:, None], weights)
+    sure = sure & ((lead > _ENOUGH) | (fitted > _FITTED))
+    return sure[:, 0].double(), lead[:, 0].clamp(min=0)
 
 
 def check_state(state: dict[str, Tensor], shape: tuple[int, ...], counts: list[int]) -> None:

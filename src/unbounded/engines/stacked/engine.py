@@ -156,7 +156,9 @@ class Stacked(Engine):
         surely = math.isfinite(work.optimizer.longest_step) and work.depths.looks_ahead
         if not surely or work.source != "value":
             self._reach()  # the last step may have taken the scored λ anywhere
-        self._runner("score", self.work.score)
+        if work.rule is not None:
+            work.rule.expect(self.epoch + 1)
+        self._runner("score", work.score)
         self.work.orders.draw()  # while the device is busy
         self.epoch += 1
         self._reach()

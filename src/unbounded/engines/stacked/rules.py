@@ -36,6 +36,11 @@ class StackedRule:
         self.weights = data.part(0, data.size)[2]  # (members, rows), or None
         self.guess = _guesses(data, likelihood)
         self.by_depth = torch.zeros(0)  # log p(y_i; Ω_ℓ(x_i)), (members, depth, rows)
+        self._regular = torch.ones((), dtype=torch.bool, device=self.device)
+
+    def expect(self, epoch: int) -> None:
+        """The next look comes after so many epochs: not all may be due."""
+        self._regular.fill_(self.rule.is_regular(epoch))
 
     def allocate(self, depth: int) -> None:
         """Room for so many depths."""
@@ -53,10 +58,11 @@ class StackedRule:
 
     def see(self, log_q: Tensor, alive: Tensor) -> None:
         """Show all held-out rows of the epoch, with log q(ℓ) `(members, depth)`."""
+        due = alive & self.rule.due(self._regular)
         before = {name: tensor.clone() for name, tensor in self.rule.state().items()}
         self.rule.see(self.by_depth, log_q, self.guess, self.weights)
-        for name, now in self.rule.state().items():  # who trains no more is left alone
-            now.copy_(torch.where(alive.view(-1, *[1] * (now.dim() - 1)), now, before[name]))
+        for name, now in self.rule.state().items():  # the others are left alone
+            now.copy_(torch.where(due.view(-1, *[1] * (now.dim() - 1)), now, before[name]))
 
     @torch.no_grad()
     def settle(self, alive: Tensor) -> None:

@@ -3,9 +3,9 @@
 Spirals of growing rotation speed, iterated tent maps (whose needed depth is known), nine UCI sets
 and those that come with scikit-learn. On each problem networks of the fixed depths 1 … 16 say what
 every depth is worth, by the same recipe. Beside them stand the depth that validation chooses among
-them, as people search for one, and DUN. The UDN starts from several depths, and trains once four
-times as long; once two of them that train twice as long are averaged. Verdicts: regret, cost,
-parsimony, and whether start or length of training matter.
+them, as people search for one, and DUN. The UDN starts from several depths, and trains once three
+times as long, which takes up a quarter of the search's time, and once four times. Verdicts: regret,
+cost, parsimony, and whether start or length of training matter.
 
 Writes NAME.json and NAME.svg of each problem, and all of it as table.md and page.html.
 """
@@ -26,7 +26,7 @@ from unbounded.devices import one_thread
 from unbounded.experiments import StudyError, listed, records, shares, usable_device
 from unbounded.experiments.depth import recipe, runs
 from unbounded.experiments.depth.problems import Problem, chosen
-from unbounded.experiments.depth.recipe import Settings, settings_of
+from unbounded.experiments.depth.recipe import KINDS, Settings, settings_of
 from unbounded.experiments.jobs import given, run_jobs, stop_with_parent
 from unbounded.printing import show
 
@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", help="of data and weights (default: 0-4)", **many)
     add("--depths", help="the fixed ones, as 1-16 or 1 2 4 8 (default: 1-16)", **many)
     add("--starts", help="the UDN's first μ; the middle one is compared (default: 1 4 16)", **many)
-    add("--no-long", action="store_true", help="without the longer training")
-    add("--no-members", action="store_true", help="without the ensembles of UDNs")
+    add("--no-long", action="store_true", help="without the longer trainings")
     usual = Settings()
     epochs, steps = usual.made_epochs, usual.table_steps
     add("--made-epochs", type=int, help=f"on spirals and tents (default: {epochs})")
@@ -53,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=1, help="populations at once, a process each (default: 1)")
     add("--quick", action="store_true", help="five problems, short training: three minutes")
     add("--resume", action="store_true", help="go on where this was interrupted")
+    again = f"train these kinds anew and keep all else that --out has: {', '.join(KINDS)}"
+    add("--again", nargs="+", choices=tuple(KINDS), metavar="KIND", help=again)
     add("--out", type=Path, default=Path("results/depth"), help="folder to write")
     add("--one", metavar="NAME", help=argparse.SUPPRESS)  # for a process of --jobs: a population
 
@@ -78,7 +79,35 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         show("quick: few problems, short training: how it goes, not how good it is")
     threads = one_thread() if options.quick else nullcontext()
     with records.resumable(options.out, parts), threads:
+        if options.again is not None:
+            shares.planned(lambda: _keep(problems, settings, parts, options))
+            options.resume = True  # by these parts
         return _run(problems, settings, parts, options)
+
+
+def _keep(
+    problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
+) -> None:
+    """Rows of other kinds than those of `--again`, from the files of before, as parts of this."""
+    for population in runs.populations(problems, settings):
+        part = parts / f"{population.name}.json"
+        if population.kind in options.again or part.exists():
+            continue
+        files = [options.out / f"{name}.json" for name in {run.problem for run in population.runs}]
+        if not all(file.exists() for file in files):
+            raise StudyError(f"--again keeps what {options.out} has: it has no {population.name}")
+        documents = [records.read_json(file) for file in files]
+        asked = [dataclasses.asdict(run) for run in population.runs]
+        rows = [row for one in documents for row in one["runs"]]
+        rows = [row for row in rows if {name: row.get(name) for name in asked[0]} in asked]
+        if len(rows) < len(asked):
+            raise StudyError(
+                f"--again keeps what {options.out} has: of {population.name} it has "
+                f"{len(rows)} of {len(asked)} networks"
+            )
+        seconds = round(sum(row["seconds"] for row in rows), 1)
+        versions = documents[0]["versions"]
+        records.write_json(part, {"seconds": seconds, "versions": versions, "runs": rows})
 
 
 def _run(
@@ -151,9 +180,7 @@ def _waiting(problems: list[Problem], settings: Settings, parts: Path, resume: b
     """The populations that are not trained yet; what takes longest begins first."""
     names = [population.name for population in runs.populations(problems, settings)]
     names = [name for name in names if not (resume and (parts / f"{name}.json").exists())]
-    return sorted(
-        names, key=lambda name: (not name.endswith("-long"), not name.endswith("-members"))
-    )
+    return sorted(names, key=lambda name: (not name.endswith("-long"), not name.endswith("-spent")))
 
 
 def _at_once(
@@ -188,7 +215,7 @@ def child(options: argparse.Namespace, name: str) -> list[str]:
     words = [sys.executable, "-m", "unbounded.experiments", "depth", "--one", name]
     words += ["--device", options.device, "--out", str(options.out)]
     words += given(options, "problems", "seeds", "depths", "starts", "made_epochs", "table_steps")
-    return words + given(options, "data", "chunk", "no_long", "no_members", "quick", "resume")
+    return words + given(options, "data", "chunk", "no_long", "quick", "resume")
 
 
 def _train_one(
@@ -221,7 +248,7 @@ def _part(population: runs.Population, settings: Settings, place: runs.Place) ->
 def _document(problem: Problem, parts: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
     """The file of one problem, from the parts of its populations."""
     mine = [row for part in parts for row in part["runs"] if row["problem"] == problem.name]
-    versions = [part["versions"] for part in parts]
+    versions = [one for part in parts for one in part["versions"]]
     return {
         "study": "depth",
         "problem": problem.described(),

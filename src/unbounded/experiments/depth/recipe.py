@@ -24,14 +24,13 @@ PRESET = PRESETS["settled"]
 KINDS = {
     "fixed": "fixed depths",
     "udn": "UDNs",
-    "long": "UDNs, longer",
-    "members": "UDNs, averaged",
+    "spent": "UDNs, for a quarter of the search's time",
+    "long": "UDNs, longest",
     "dun": "DUNs",
 }
 """The populations of a problem, in the order of training."""
 _MADE = ("spirals", "tents")  # their rate is constant
-_MEMBER_SEEDS = 1000  # the first weights of further members have seeds that no run has
-_POINTS = {"udn": 200, "members": 200}  # rows of each history that are kept while training
+_POINTS = {"udn": 200}  # rows of each history that are kept while training
 _FEW_POINTS = 20  # where the depth does not change
 
 
@@ -43,10 +42,10 @@ class Settings:
         seeds: of data and weights.
         depths: the fixed ones; the deepest is also DUN's bound.
         starts: the UDN's first μ. The one in the middle is *the* UDN, the others test it.
-        long: how many times longer the longer training is; 1 for none.
-        members: how many UDNs from different first weights are averaged, beside the single one; 1
-            for no such ensemble.
-        members_long: how many times longer each of them trains.
+        long: how many times longer the longest training is, by which the depth is tested; 1 for
+            none.
+        spent: how many times longer a UDN trains that takes up a quarter of the seconds of the
+            search, one network after the other (`python -m benchmarks.search`).
         spiral_lr: the learning rate on spirals.
         tent_lr: on tents, whose networks are narrow.
         table_lr: the first one on tables, which have fewer rows and more noise; it falls to a
@@ -67,8 +66,7 @@ class Settings:
     depths: tuple[int, ...] = tuple(range(1, 17))
     starts: tuple[float, ...] = (1.0, 4.0, 16.0)
     long: int = 4
-    members: int = 2
-    members_long: int = 2
+    spent: int = 3
     spiral_lr: float = 0.005
     tent_lr: float = 0.0025
     table_lr: float = 0.001
@@ -87,13 +85,18 @@ class Settings:
         """The start of the UDN that is compared with others."""
         return self.starts[len(self.starts) // 2]
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many times the usual epochs a UDN is trained for, in rising order."""
+        return tuple(sorted({1, min(self.spent, self.long), self.long}))
+
 
 QUICK = Settings(
     seeds=(0, 1),
     depths=(1, 2, 4, 8),
     starts=(1.0, 4.0),
     long=2,
-    members_long=1,
+    spent=2,
     made_epochs=60,
     table_steps=200,
 )
@@ -118,17 +121,15 @@ def settings_of(options: argparse.Namespace) -> Settings:
             changes[name] = value
     if options.no_long:
         changes["long"] = 1
-    if options.no_members:
-        changes["members"] = 1
     return replace(usual, **changes)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One network of the suite, or one ensemble."""
+    """One network of the suite."""
 
     problem: str
-    model: str  # "fixed", "udn", "members" or "dun"
+    model: str  # "fixed", "udn" or "dun"
     depth: int | None  # of a fixed one
     start: float | None  # the first μ of a UDN
     length: int  # how many times the usual epochs
@@ -146,19 +147,19 @@ def runs_of(problem: Problem, kind: str, settings: Settings) -> list[Run]:
         if is_on_the_way(problem, settings):
             starts = tuple(mu for mu in starts if mu != start)
         return [Run(name, "udn", None, mu, one, s) for mu in starts for s in seeds]
-    if kind == "long":
-        seeds = seeds if settings.long > 1 else []
-        return [Run(name, "udn", None, start, settings.long, s) for s in seeds]
-    if kind == "members":
-        seeds = seeds if settings.members > 1 else []
-        return [Run(name, "members", None, start, settings.members_long, s) for s in seeds]
+    if kind in ("spent", "long"):
+        _, *more = settings.lengths
+        times = more[:-1] if kind == "spent" else more[-1:]
+        if kind == "spent" and is_on_the_way(problem, settings):
+            return []
+        return [Run(name, "udn", None, start, length, s) for length in times for s in seeds]
     return [Run(name, "dun", None, None, one, s) for s in seeds]
 
 
 def is_on_the_way(problem: Problem, settings: Settings) -> bool:
-    """Whether the longer training of a UDN begins with the usual one, which is scored on its way.
+    """Whether the longest training of a UDN begins with shorter ones, which are scored on its way.
 
-    So it is where the rate is constant: both would take the same steps.
+    So it is where the rate is constant: all would take the same steps.
     """
     return problem.group in _MADE and settings.long > 1
 
@@ -166,14 +167,6 @@ def is_on_the_way(problem: Problem, settings: Settings) -> bool:
 def start_of(problem: Problem, settings: Settings) -> float:
     """The start of the UDN that is compared."""
     return settings.start if problem.start is None else problem.start
-
-
-def networks_of(run: Run, parts: Parts, settings: Settings) -> list[UDN]:
-    """The networks of a run on these data: one, or the members of an ensemble."""
-    if run.model != "members":
-        return [build(run, parts, settings)]
-    seeds = [run.seed + _MEMBER_SEEDS * member for member in range(settings.members)]
-    return [build(replace(run, model="udn", seed=seed), parts, settings) for seed in seeds]
 
 
 def build(run: Run, parts: Parts, settings: Settings) -> UDN:
@@ -215,7 +208,7 @@ def fitting(problem: Problem, run: Run, rows: int, settings: Settings) -> dict[s
         "clip": settings.clip,
         "history_every": max(1, epochs // run.length // _POINTS.get(run.model, _FEW_POINTS)),
     }
-    if run.model in ("udn", "members"):
+    if run.model == "udn":
         found["depth_rule"] = HeldOutAscent(reference=None if is_made else settings.table_reference)
     if run.model == "dun":
         found["depth_lr_ratio"] = settings.dun_depth_lr_ratio

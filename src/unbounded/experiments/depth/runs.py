@@ -24,14 +24,14 @@ from unbounded.experiments.depth.recipe import (
     KINDS,
     Run,
     Settings,
+    build,
     fitting,
     is_on_the_way,
-    networks_of,
     runs_of,
 )
 from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
-from unbounded.predictive import predict, predict_ensemble
+from unbounded.predictive import predict
 from unbounded.printing import show
 from unbounded.training import FitResult, fit
 from unbounded.training.checkpoint import seconds_so_far
@@ -84,7 +84,7 @@ def train(population: Population, settings: Settings, place: Place) -> dict[str,
     for row in rows:
         row["device"] = versions["device"]
     show(f"{population.name}: {seconds:.1f} s")
-    return {"seconds": round(seconds, 1), "versions": versions, "runs": rows}
+    return {"seconds": round(seconds, 1), "versions": [versions], "runs": rows}
 
 
 def share(seconds: float, rows: Sequence[Row]) -> None:
@@ -99,24 +99,29 @@ def train_dense(
 ) -> tuple[float, list[Row]]:
     """Dense networks of one shape, as one computation: seconds and rows.
 
-    Where a longer training begins with the usual one, it stops for a moment there: its rows are
-    those of both.
+    Where the longest training begins with shorter ones, it stops for a moment at the end of each:
+    its rows are those of all.
     """
     runs = population.runs
     if population.kind != "long" or not is_on_the_way(PROBLEMS[runs[0].problem], settings):
         return train_until(population, settings, place)
-    usual = tuple(dataclasses.replace(run, length=1) for run in runs)
-    halfway = place.parts / f"{population.name}.usual.json"
-    if place.resume and halfway.exists():
-        rows: list[Row] = records.read_json(halfway)
-    else:
-        seconds, rows = train_until(dataclasses.replace(population, runs=usual), settings, place)
-        share(seconds, rows)
-        records.write_json(halfway, rows)
-    place = dataclasses.replace(place, resume=True)
-    seconds, longer = train_until(population, settings, place)
-    halfway.unlink()
-    return seconds, rows + longer
+    rows: list[Row] = []
+    files = []
+    for length in settings.lengths[:-1]:
+        files.append(place.parts / f"{population.name}.{length}.json")
+        if place.resume and files[-1].exists():
+            rows += records.read_json(files[-1])
+            continue
+        shorter = tuple(dataclasses.replace(run, length=length) for run in runs)
+        seconds, found = train_until(dataclasses.replace(population, runs=shorter), settings, place)
+        share(seconds, found)
+        records.write_json(files[-1], found)
+        rows += found
+        place = dataclasses.replace(place, resume=True)
+    seconds, longest = train_until(population, settings, dataclasses.replace(place, resume=True))
+    for file in files:
+        file.unlink()
+    return seconds, rows + longest
 
 
 def train_until(
@@ -129,17 +134,15 @@ def train_until(
         if (run.problem, run.seed) not in made:
             made[run.problem, run.seed] = PROBLEMS[run.problem].data(run.seed, place.data)
     parts_of = [made[run.problem, run.seed] for run in runs]
-    built = [networks_of(run, parts, settings) for run, parts in zip(runs, parts_of, strict=True)]
-    models = [model for mine in built for model in mine]
-    each = [parts for mine, parts in zip(built, parts_of, strict=True) for _ in mine]
-    rows = len(each[0].train[1])
+    models = [build(run, parts, settings) for run, parts in zip(runs, parts_of, strict=True)]
+    rows = len(parts_of[0].train[1])
     checkpoint = place.parts / f"{population.name}.safetensors"
     seconds = seconds_so_far(checkpoint) if place.resume else 0.0
     start = time.perf_counter()
     results = fit(
         models,
-        [parts.train for parts in each],
-        validation=[parts.validation for parts in each],
+        [parts.train for parts in parts_of],
+        validation=[parts.validation for parts in parts_of],
         engine=Stacked(device=place.device),
         chunk=place.chunk,
         checkpoint=checkpoint,
@@ -150,11 +153,8 @@ def train_until(
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt
     seconds += time.perf_counter() - start
-    found, trained = [], iter(results)
-    for run, mine, parts in zip(runs, built, parts_of, strict=True):
-        scored = [score(run, model, next(trained), parts) for model in mine]
-        found.append(scored[0] if run.model != "members" else together(mine, scored, parts))
-    return seconds, found
+    each = zip(runs, models, results, parts_of, strict=True)
+    return seconds, [score(*one) for one in each]
 
 
 TRAINERS: dict[str, Callable[[Population, Settings, Place], tuple[float, list[Row]]]] = {
@@ -192,26 +192,6 @@ def score(run: Run, model: UDN, result: FitResult, parts: Parts) -> Row:
         row["settled_epoch"] = result.history.settled_epoch
         row["depth_trace"] = trace(history)
     return row
-
-
-@torch.no_grad()
-def together(models: Sequence[UDN], rows: Sequence[Row], parts: Parts) -> Row:
-    """The row of an ensemble, from its members and the rows that they have alone.
-
-    Scores are those of the mean of the members' predictives, depths those of the mean of their
-    q(ℓ), and the cost is that of all.
-    """
-    found: Row = {key: rows[0][key] for key in (f.name for f in dataclasses.fields(Run))}
-    for name, (x, y) in (("val", parts.validation), ("test", parts.test)):
-        found |= _scored(name, predict_ensemble(models, x), y, parts)
-    columns = itertools.zip_longest(*(row["depth_probs"] for row in rows), fillvalue=0.0)
-    probs = [round(math.fsum(column) / len(rows), 4) for column in columns]
-    found["depth_mean"] = round(math.fsum(row["depth_mean"] for row in rows) / len(rows), 4)
-    found["depth_mode"] = 1 + max(range(len(probs)), key=probs.__getitem__)
-    found["depth_probs"] = probs
-    found["layer_rows"] = sum(row["layer_rows"] for row in rows)
-    found["each"] = [row["test_score"] for row in rows]
-    return found
 
 
 def _scored(name: str, prediction: Prediction, y: Tensor, parts: Parts) -> Row:

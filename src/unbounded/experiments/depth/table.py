@@ -19,6 +19,7 @@ from unbounded.experiments.depth.verdicts import (
     COST,
     CRITERIA,
     Criterion,
+    Pace,
     Row,
     Verdict,
     costs,
@@ -29,6 +30,8 @@ from unbounded.experiments.depth.verdicts import (
 from unbounded.experiments.pages import markdown_table, publish, rewrite
 from unbounded.report import page
 
+PACES = "seconds.json"
+"""What `python -m benchmarks.search` writes into the folder of a suite."""
 ROLES = {"all": None, "development": "development", "test": "test"}
 
 
@@ -46,8 +49,11 @@ def read(folder: Path) -> list[Row]:
 
 def write(folder: Path) -> str:
     """Write the pages and the figures of the results in a folder; returns `table.md`."""
-    documents = read(folder)
-    judged = [(verdict_of(document), document["runs"]) for document in documents]
+    documents, paces = read(folder), read_paces(folder)
+    judged = [
+        (verdict_of(document, paces.get(document["problem"]["name"])), document["runs"])
+        for document in documents
+    ]
     found = [(one, rows) for one, rows in judged if one is not None]
     drawings: dict[str, Any] = {
         "overview.svg": (
@@ -64,9 +70,21 @@ def write(folder: Path) -> str:
     return text
 
 
-def verdict_of(document: Row) -> Verdict | None:
+def read_paces(folder: Path) -> dict[str, Pace]:
+    """How fast networks of each problem train alone, where that was measured."""
+    path = folder / PACES
+    found = records.read_json(path)["problems"] if path.exists() else {}
+    return {name: pace(one) for name, one in found.items()}
+
+
+def pace(lines: Row) -> Pace:
+    """From an entry of that file."""
+    return Pace(tuple(lines["fixed"]), tuple(lines["udn"]), tuple(lines["resting"]))
+
+
+def verdict_of(document: Row, pace: Pace | None = None) -> Verdict | None:
     """Of one file."""
-    return verdict(document["problem"], document["runs"], document["start"])
+    return verdict(document["problem"], document["runs"], document["start"], pace)
 
 
 main = partial(rewrite, write, __doc__, "folder with NAME.json of each problem")
@@ -75,31 +93,26 @@ main = partial(rewrite, write, __doc__, "folder with NAME.json of each problem")
 # Words and cells ---------------------------------------------------------------------------------
 
 VERDICT_HEAD = ("to reach", "goal", "all", "development", "test", "reached")
-_MORE = {"longer": "trained longer, all", "members": "UDNs averaged, all"}
-"""Fields of a verdict with verdicts on UDNs that take up more of the search's cost."""
 PROBLEM_HEAD = (
     *("problem", "role", "best fixed depth", "its score", "smallest in 1 s.e."),
-    *("chosen by validation", "DUN", "UDN", "mode", "E[ℓ] from each start", "E[ℓ], longer"),
+    *("chosen by validation", "DUN", "UDN", "mode", "E[ℓ] from each start", "E[ℓ], longest"),
     *("seconds", "arithmetic", "regret", "search", "parsimony", "start", "length"),
 )
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """A head, and a row for each thing to reach: by the UDN, then by those of `_MORE`, if any."""
-    more = {
-        words: [found for one in verdicts if (found := getattr(one, field)) is not None]
-        for field, words in _MORE.items()
-    }
-    more = {words: found for words, found in more.items() if found}
+    """A head, and a row for each thing to reach: by the UDN, then by one that trains longer."""
+    longer = [one.longer for one in verdicts if one.longer is not None]
     rows = []
     for criterion in CRITERIA:
         cells = [_share(_of_role(verdicts, role), criterion) for role in ROLES.values()]
         goal = f"≥ {criterion.goal:.0%}" if criterion.goal else f"≤ {COST:g} on average"
         row = [criterion.about, goal, *cells, _mark(reached(verdicts, criterion))]
-        for found in more.values():
-            row += [_share(found, criterion), _mark(reached(found, criterion))]
+        if longer:
+            row += [_share(longer, criterion), _mark(reached(longer, criterion))]
         rows.append(row)
-    return (*VERDICT_HEAD, *(cell for words in more for cell in (words, "reached"))), rows
+    more = (f"trained {_times(longer)} as long, all", "reached") if longer else ()
+    return (*VERDICT_HEAD, *more), rows
 
 
 def problem_rows(verdicts: Sequence[Verdict]) -> list[list[str]]:
@@ -204,8 +217,10 @@ _READING = (
     "Scores are accuracies in percent and RMSEs in the target's units, means over seeds; ± is one "
     "standard error, always that of the best fixed depth. “Smallest” is the smallest fixed depth "
     "within it. Seconds and arithmetic (layers × rows) are the UDN's, over those of the search "
-    "through all fixed depths; populations train as one computation, of which each network is "
-    "given a share by its arithmetic. Seconds of two machines are not compared."
+    "through all fixed depths. Seconds are those of networks that train one after the other, by "
+    "their pace on one core (`python -m benchmarks.search`). Where that was not measured, they are "
+    "those of populations, of which each network is given a share by its arithmetic, and seconds "
+    "of two machines are not compared."
 )
 
 
@@ -218,7 +233,7 @@ def _paragraphs(documents: Sequence[Row]) -> list[str]:
     depths = settings["depths"]
     starts = ", ".join(f"{start:g}" for start in settings["starts"])
     seconds = sum(document["seconds"] for document in documents)
-    longer = f"; the longer training is {settings['long']} times as long"
+    longer = f"; the longest training is {settings['long']} times as long"
     longer = longer if settings["long"] > 1 else ""
     rows = "UCI sets of more than 10,000 rows are cut to 8,000 rows to train and 2,000 to validate."
     return [
@@ -260,29 +275,28 @@ def _means(documents: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
         )
         words += f", and both lengths on {lengths[0]} of {lengths[1]}." if lengths[1] else "."
     longer = [one.longer for one in verdicts if one.longer is not None]
-    members = [one.members for one in verdicts if one.members is not None]
-    made = documents[0]["configuration"]
-    count, times = made.get("members", 1), made.get("members_long", 1)
-    each = f", each trained {times} times as long," if times > 1 else ""
-    if longer or members:
-        words += " More of the search's cost can be spent, judged by the same lines."
-    words += _judged("The longer training", longer)
-    return words + _judged(f"The mean of {count} UDNs from different first weights{each}", members)
+    return words + (_judged(longer) if longer else "")
 
 
-def _judged(name: str, verdicts: Sequence[Verdict]) -> str:
+def _judged(verdicts: Sequence[Verdict]) -> str:
     """What comes of UDNs that take more, beside single fixed depths of the usual length."""
-    if not verdicts:
-        return ""
     held, chosen, sparing = (
         share(verdicts, field)[0] for field in ("regret", "as_chosen", "parsimony")
     )
+    seconds, arithmetic = costs(verdicts)
+    time = "" if math.isnan(seconds) else f" and {seconds:.2f} of its seconds"
     return (
-        f" {name} takes {costs(verdicts)[1]:.2f} of the search's arithmetic; beside single fixed "
-        f"depths of the usual length it is within one standard error of the best on {held} of "
-        f"{len(verdicts)} problems, at least as good as the depth that validation chooses on "
-        f"{chosen}, and parsimonious on {sparing}."
+        " More of the search's cost can be spent, judged by the same lines. A UDN that trains "
+        f"{_times(verdicts)} as long takes {arithmetic:.2f} of the search's arithmetic{time}; "
+        "beside single fixed depths of the usual length it is within one standard error of the "
+        f"best on {held} of {len(verdicts)} problems, at least as good as the depth that "
+        f"validation chooses on {chosen}, and parsimonious on {sparing}."
     )
+
+
+def _times(verdicts: Sequence[Verdict]) -> str:
+    """How many times the usual epochs these UDNs have trained."""
+    return " or ".join(str(times) for times in sorted({one.times for one in verdicts})) + " times"
 
 
 def _sentence(one: Verdict) -> str:

@@ -31,6 +31,37 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Seconds an epoch of a network that trains alone, by its layers: a line for each kind.
+
+    Measured by `python -m benchmarks.search`. Seconds of a population say little of this: networks
+    that train as one computation share the time of the deepest.
+    """
+
+    fixed: tuple[float, float]  # with one head: without layers, and for each
+    udn: tuple[float, float]  # with a head for each layer, and a look after every epoch
+    resting: tuple[float, float]  # the same with fewer looks, once q(ℓ) rests
+
+    def cost(self, udn: Sequence[Row], search: Sequence[Row]) -> float:
+        """Seconds of a UDN over those of all fixed depths, one after the other."""
+        passes = {row["seed"]: row["layer_rows"] / row["depth"] for row in search}
+        depths = {row["depth"] for row in search}
+        theirs = sum(self.fixed[0] + self.fixed[1] * depth for depth in depths)
+        ours = []
+        for row in udn:
+            if row["seed"] in passes:
+                times = _times(row)
+                layers = row["layer_rows"] / (times * passes[row["seed"]])
+                rests = _resting(row)
+                ours += [
+                    times * share * (line[0] + line[1] * layers)
+                    for share, line in ((1 - rests, self.udn), (rests, self.resting))
+                ]
+        count = len({row["seed"] for row in udn} & passes.keys())
+        return sum(ours) / count / theirs if count else math.inf
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What was found on one problem; a verdict is None where its runs are missing.
 
@@ -48,9 +79,11 @@ class Verdict:
             seeds: what hindsight is worth on data that it has not seen.
         udn: the UDN from the usual start.
         starts: the UDN from each start.
-        long_mean: E[ℓ] after the longer training.
-        seconds: the UDN's over the search's; None where these trained on another device.
+        long_mean: E[ℓ] after the longest training.
+        seconds: the UDN's over the search's, one network after the other where their pace is known,
+            else of populations; None where these trained on different devices.
         arithmetic: the same for layers × rows.
+        times: how many times the epochs of the fixed depths the UDN has trained.
         settled: the share of UDN runs whose rule came to rest.
         log_scores: mean test log scores (nats a row) of the best fixed depth, of the one that
             validation chooses, of DUN and of the UDN.
@@ -65,9 +98,9 @@ class Verdict:
         last_start: whether E[ℓ] of the last epoch, not of the best one, is the same from all
             starts.
         last_length: the same for the longer training.
-        longer: the verdict on the UDN that trains longer, against the same fixed depths: what one
-            network is worth that takes up more of the search's cost.
-        members: the same for the mean of some UDNs from different first weights.
+        longer: the verdict on the UDN that trains longer (of several lengths, the least), against
+            the same fixed depths: what one network is worth that takes up more of the search's
+            cost.
     """
 
     problem: Row
@@ -85,6 +118,7 @@ class Verdict:
     long_mean: float | None
     seconds: float | None
     arithmetic: float
+    times: int
     settled: float
     log_scores: dict[str, float | None]
     regret: bool | None
@@ -97,7 +131,6 @@ class Verdict:
     last_start: bool | None
     last_length: bool | None
     longer: "Verdict | None" = None
-    members: "Verdict | None" = None
 
     @property
     def chosen(self) -> bool | None:
@@ -116,19 +149,21 @@ class Verdict:
         return worse / self.error
 
 
-def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
+def verdict(
+    problem: Row, rows: Sequence[Row], start: float, pace: Pace | None = None
+) -> Verdict | None:
     """The verdict on a problem; None if it has no fixed depths or no UDN from `start`.
 
     Args:
         problem: its description.
         rows: of all its runs.
         start: the first μ of the UDN that is compared.
+        pace: of networks of this problem that train alone, if it was measured.
     """
     fixed = by(rows, "depth", lambda row: row["model"] == "fixed")
     usual = by(rows, "start", lambda row: row["model"] == "udn" and row["length"] == 1)
-    longer = [row for row in rows if row["model"] == "udn" and row["length"] > 1]
+    longer = by(rows, "length", lambda row: row["model"] == "udn" and row["length"] > 1)
     dun = [row for row in rows if row["model"] == "dun"]
-    members = [row for row in rows if row["model"] == "members"]
     if not fixed or start not in usual:
         return None
     sign = _sign(problem["task"])
@@ -145,11 +180,15 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
     chosen = mean_score(picks, sign)
     starts = tuple(_start(mu, mine, sign) for mu, mine in sorted(usual.items()))
     udn = next(one for one in starts if one.start == start)
-    long_mean, long_last = (_mean(longer, name) for name in ("depth_mean", "last_depth_mean"))
+    spent, longest = (longer[choose(longer)] if longer else [] for choose in (min, max))
+    long_mean, long_last = (_mean(longest, name) for name in ("depth_mean", "last_depth_mean"))
     logs = {"best": fixed[best], "chosen": picks, "DUN": dun, "UDN": usual[start]}
     arithmetic = cost(usual[start], search, "layer_rows")
     devices = {row.get("device") for row in (*usual[start], *search)}
-    seconds = cost(usual[start], search, "seconds") if len(devices) == 1 else None
+    if pace is not None:
+        seconds: float | None = pace.cost(usual[start], search)
+    else:
+        seconds = cost(usual[start], search, "seconds") if len(devices) == 1 else None
     return Verdict(
         problem=problem,
         best_depth=best,
@@ -166,6 +205,7 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         long_mean=long_mean,
         seconds=seconds,
         arithmetic=arithmetic,
+        times=max(_times(row) for row in usual[start]),
         settled=statistics.fmean(row.get("settled_epoch") is not None for row in usual[start]),
         log_scores={name: _mean(mine, "test_log_score") for name, mine in logs.items()},
         regret=None if error is None else within(udn.score, means[best], error, sign),
@@ -181,14 +221,27 @@ def verdict(problem: Row, rows: Sequence[Row], start: float) -> Verdict | None:
         length=None if long_mean is None else near([udn.depth_mean, long_mean]),
         last_start=near([s.last_depth_mean for s in starts]) if len(starts) > 1 else None,
         last_length=None if long_last is None else near([udn.last_depth_mean, long_last]),
-        longer=verdict(problem, [*search, *dun, *_as_usual(longer, start)], start),
-        members=verdict(problem, [*search, *dun, *_as_usual(members, start)], start),
+        longer=verdict(problem, [*search, *dun, *_as_usual(spent, start)], start, pace),
     )
 
 
 def _as_usual(rows: Sequence[Row], start: float) -> list[Row]:
     """Runs of another kind in place of the usual UDNs."""
-    return [{**row, "model": "udn", "length": 1, "start": start} for row in rows]
+    return [
+        {**row, "model": "udn", "length": 1, "start": start, "times": row["length"]} for row in rows
+    ]
+
+
+def _resting(row: Row) -> float:
+    """The share of the epochs in which q(ℓ) has rested."""
+    settled, trace = row.get("settled_epoch"), row.get("depth_trace")
+    return 0.0 if settled is None or not trace else 1 - settled / trace[-1][0]
+
+
+def _times(row: Row) -> int:
+    """How many times as long as the fixed depths a UDN has trained."""
+    times: int = row["times"] if "times" in row else row["length"]
+    return times
 
 
 def by(rows: Iterable[Row], field: str, accept: Callable[[Row], bool]) -> dict[Any, list[Row]]:
