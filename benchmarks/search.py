@@ -5,11 +5,10 @@
 FOLDER has the depth suite's results (results/depth). The suite trains populations, whose networks
 share the time of the deepest; here each network trains alone on one core, as people train them. On
 each problem, epochs of networks of some fixed depths and of UDNs whose q(ℓ) is held at some depths
-are timed in turn, at the middle of the longest training, with a q that may move and with one at
-rest; the fastest round of each counts. Lines through the times of each kind, the layers that the
-suite's runs have used and the epochs at which their q came to rest give the seconds of a UDN over
-those of all fixed depths. Lines go to FOLDER/seconds.json, from which the suite's table is then
-written anew.
+are timed in turn, with and without a look after each epoch; the fastest round of each counts. Lines
+through the times of each kind, the layers that the suite's runs have used and the epochs at which
+their q came to rest give the seconds of a UDN over those of all fixed depths. Lines go to
+FOLDER/seconds.json, from which the suite's table is then written anew.
 """
 
 import argparse
@@ -37,6 +36,13 @@ _OPTIONS = ("schedule", "average", "clip", "depth_rule", "history_every")
 _BEST = (float("inf"), float("inf"))
 
 
+class NoLooks(HeldOutAscent):
+    """Between two looks."""
+
+    def is_due(self, epoch: int) -> bool:
+        return False
+
+
 def trainer(problem: Problem, depth: int, kind: str, data: Path | None) -> Trainer:
     """A network of one depth, or a UDN whose q ends there, in the middle of its training."""
     settings = Settings()
@@ -51,6 +57,7 @@ def trainer(problem: Problem, depth: int, kind: str, data: Path | None) -> Train
         model.depth.put(*at)
         options["depth_rule"] = HeldOutAscent(reference=at, caution=1e9)
         if kind == "resting":
+            options["depth_rule"] = NoLooks(reference=at)
             options["depth_rule"].rest()
     found = trainer_of(
         model,

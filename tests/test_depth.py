@@ -1,6 +1,7 @@
 """Depth families: one contract for all, SciPy as the oracle, and the whole of Theorem 1."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ FAMILIES = {
     "fixed": lambda: FixedDepth(5),
     "finite": lambda: FiniteDepth(6),
 }
+SCORES = TruncatedNormal.scores
 RATES = st.floats(math.log(1e-4), math.log(1e5)).map(math.exp)
 
 
@@ -364,24 +366,48 @@ def test_normal_extremes():
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_without_gradients_log_q_is_found_once_for_each_member(family):
+def test_without_gradients_log_q_is_that_of_the_member_as_it_is(family):
     q = family()
-    with torch.inference_mode():
-        first = q.log_probs()
     with torch.no_grad():
-        assert q.log_probs() is first
-    assert torch.equal(q.log_probs().detach(), first)
+        first = q.log_probs()
+        expected = first.clone()
+        first.zero_()  # a copy of its own
+        assert torch.equal(q.log_probs(), expected)
+    assert torch.equal(q.log_probs().detach(), expected)
+    with torch.inference_mode():
+        q.log_probs()
     weight = torch.ones_like(first, requires_grad=True)
-    (weight * first).sum().backward()  # no tensor of inference mode
+    with torch.no_grad():
+        kept = q.log_probs()
+    (weight * kept).sum().backward()  # no tensor of inference mode
     for parameter in q.parameters():
         with torch.no_grad():
             parameter += 0.5 * torch.arange(1, parameter.numel() + 1).view(parameter.shape)
-            assert q.log_probs() is not first
             fresh = family()
             fresh.load_state_dict(q.state_dict())
             assert torch.equal(q.log_probs(), fresh.log_probs())
     with torch.no_grad():
         assert q.double().log_probs().dtype == torch.float64 or not list(q.parameters())
+
+
+def test_log_q_is_found_once_for_a_member():
+    q = TruncatedNormal(4.0, 2.0)
+    with mock.patch.object(TruncatedNormal, "scores", autospec=True, side_effect=SCORES) as asked:
+        with torch.no_grad():
+            for _ in range(3):
+                q.log_probs()
+            assert asked.call_count == 1
+            q.mu += 1
+            q.log_probs()
+            assert asked.call_count == 2
+        q.log_probs()  # with gradients
+        assert asked.call_count == 3
+
+
+@pytest.mark.parametrize("family", [FixedDepth(3), FiniteDepth(4)])
+def test_who_knows_its_depth_has_nothing_read(family):
+    with torch.no_grad():
+        assert family.to("meta").log_probs().shape == (family.max_depth(),)
 
 
 def test_a_truncation_that_is_changed_is_noticed():

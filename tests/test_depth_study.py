@@ -439,9 +439,16 @@ def test_seconds_are_those_of_one_network_after_the_other_where_their_pace_is_kn
     assert found.seconds == pytest.approx((3 + 5 * 2) / search)
     assert found.longer.seconds == pytest.approx(3 * (3 + 5 * 3) / search)  # three layers a pass
     assert found.cheap is False
-    half = [{**r, "settled_epoch": 1} for r in usual]  # of two
-    found = verdicts.verdict(CLASSES, fixed + half, 4.0, pace)
-    assert found.seconds == pytest.approx(((3 + 5 * 2) / 2 + (2 + 4 * 2) / 2) / search)
+    trace = [[1, 2.0], [4000, 2.0]]
+    rests = [{**r, "settled_epoch": 1000, "depth_trace": trace} for r in usual]
+    rule = ub.HeldOutAscent()
+    spared = sum(not rule.is_regular(epoch) for epoch in range(1001, 4001)) / 4000
+    assert 0.3 < spared < 0.7
+    found = verdicts.verdict(CLASSES, fixed + rests, 4.0, pace)
+    both = (1 - spared) * (3 + 5 * 2) + spared * (2 + 4 * 2)
+    assert found.seconds == pytest.approx(both / search)
+    cut = [{**r, "layer_rows": 0} if r["depth"] == 4 else r for r in fixed]  # broke off at once
+    assert verdicts.verdict(CLASSES, cut + rests, 4.0, pace).seconds == found.seconds
     assert verdicts.verdict(CLASSES, fixed + usual, 4.0).seconds == pytest.approx(99 / 4)
 
 
@@ -690,11 +697,24 @@ def test_some_kinds_are_trained_again_and_the_others_kept(finished, tmp_path, mo
     assert timeless(found[1:]) == timeless(expected[1:])
     stays = [r["test_score"] == 0.25 for r in found[0]["runs"]]
     assert stays == [r["model"] != "udn" or r["start"] == 1 for r in found[0]["runs"]]
-    with pytest.raises(StudyError, match=r"it has no spirals-fixed"):
+    done.clear()
+    same = run(out, "--again", "dun")  # what was scored on the way of the longest stays, too
+    assert done == ["spirals-dun", "sklearn-diabetes-dun"]
+    scores = [r["test_score"] for r in found[0]["runs"] if r["model"] != "dun"]
+    assert sorted(scores) == sorted(r["test_score"] for r in same[0]["runs"] if r["model"] != "dun")
+    with pytest.raises(StudyError, match=r"it has no spiral-2"):
         run(tmp_path / "empty", "--again", "long")
-    with pytest.raises(StudyError, match=r"of spirals-fixed it has 4 of 6 networks"):
-        run(out, "--again", "long", "--seeds", "0-2")
-    assert json.loads((out / "spiral-2.json").read_text())["runs"] == found[0]["runs"]
+    for words in (("--seeds", "0"), ("--made-epochs", "1")):
+        with pytest.raises(
+            StudyError, match=f"--again: {words[0][2:].replace('-', '_')} of .* dif"
+        ):
+            run(out, "--again", "long", *words)
+    cut = json.loads((out / "spiral-2.json").read_text())
+    cut["runs"] = [r for r in cut["runs"] if r["depth"] != 3]
+    (out / "spiral-2.json").write_text(json.dumps(cut))
+    with pytest.raises(StudyError, match=r"of spirals-fixed it has 2 of 4 networks"):
+        run(out, "--again", "long")
+    assert json.loads((out / "spiral-2.json").read_text()) == cut
 
 
 def test_minutes_end_between_populations(tmp_path, capsys):

@@ -515,7 +515,23 @@ def test_looks_are_spared_at_rest_once_the_memory_holds_enough_of_them():
     assert all(rule.is_due(epoch) for epoch in range(1280))
     for end in (4000, 16000):
         within = sum(rule.is_due(epoch) for epoch in range(int(0.95 * end), end))
-        assert 30 <= within <= 40, (end, within)
+        assert 30 <= within <= 65, (end, within)
+    often = HeldOutAscent(memory=0.7)  # no multiple: an interval of its own would never come
+    assert any(often.is_regular(epoch) for epoch in range(50_000, 51_100))
+
+
+def test_looks_between_two_moves_add_up():
+    model, rule = tiny(3.0, 1.0), HeldOutAscent()
+    guess = torch.full((ROWS,), 0.5).double().log()
+    rule.reserve(model, 6)
+    rule.settle(model, None)
+    for steps in (3, 4, 0):
+        rule._state[0, 0] += steps
+        rule.look(model, torch.full((model.depth.max_depth(), ROWS), -0.5), guess, None)
+    assert rule._state[0, 10] == 7
+    assert rule._state[0, 0] == 0
+    rule.settle(model, None)
+    assert rule._state[0, 10] == 0
 
 
 @pytest.mark.parametrize("engine", [Eager, Stacked])

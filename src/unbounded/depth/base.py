@@ -27,7 +27,8 @@ class DepthFamily(nn.Module, ABC):
 
     A family of your own registers its parameters and implements `scores` and `end`. Both work on
     numbers with any leading axes: one member, many members, or candidates for λ. All else follows.
-    See examples/own_family.py.
+    What q depends on besides is a buffer, or a plain attribute (`settings`): results are kept as
+    long as all of these are the same. See examples/own_family.py.
     """
 
     is_unbounded: ClassVar[bool] = True
@@ -102,16 +103,18 @@ class DepthFamily(nn.Module, ABC):
         """log q(1), …, log q(m): shape `(max_depth,)`, differentiable in λ.
 
         Without gradients what was found last is given again as long as λ is the same: a rule that
-        moves λ between epochs leaves it alone in all of their steps. Not to be written to.
+        moves λ between epochs leaves it alone in all of their steps.
         """
         depth = self.max_depth()
-        if torch.is_grad_enabled():
+        # Who knows its depth without λ need not have λ read.
+        knows = type(self).max_depth is not DepthFamily.max_depth
+        if knows or torch.is_grad_enabled():
             return self.log_probs_up_to(depth)
-        key = depth, *self._key()
-        if self._log_probs is None or self._log_probs[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # may be saved for a backward pass
-                self._log_probs = key, self.log_probs_up_to(depth)
-        return self._log_probs[1]
+        assert self._memo is not None
+        key = self._memo[0]
+        if self._log_probs is None or self._log_probs[0] is not key:
+            self._log_probs = key, self.log_probs_up_to(depth)
+        return self._log_probs[1].clone()
 
     def log_probs_up_to(self, depth: int) -> Tensor:
         """The same with the support held at `depth`, by tensor operations alone: `(depth,)`.

@@ -69,9 +69,10 @@ class HeldOutAscent {
     this.rows = rows;
   }
 
-  /** Whether it looks after so many epochs: once q rests, 32 times within the memory. */
+  /** Whether it looks after so many epochs: once q rests, 32 times within the memory or more. */
   isDue(epoch) {
-    return this.rests === 0 || epoch % Math.max(1, Math.floor((this.memory * epoch) / 32)) === 0;
+    const longest = Math.max(1, Math.floor((this.memory * epoch) / 32));
+    return this.rests === 0 || epoch % 2 ** Math.floor(Math.log2(longest)) === 0;
   }
 
   /** Add up what each depth explains of the training rows of a step. */
@@ -125,7 +126,8 @@ class HeldOutAscent {
     this.noteLearnt(q, depth, rows, guess);
     this.checkRest(q, depth, errorOf(underQ, 0, rows, meanOf(underQ, 0, rows)) * rows);
     this.sums.fill(0);
-    [this.ahead, this.since] = [this.since, 0];
+    this.ahead += this.since;
+    this.since = 0;
   }
 
   noteDrift(q, depth, rows, guess, steps, memory) {

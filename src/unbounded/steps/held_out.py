@@ -22,7 +22,7 @@ _CALM = 0.5  # nats of drift that mean nothing
 _TRAINING_DOUBT = 0.2  # of a standard error, where training rows have to do
 _SHORTEST_MEMORY = 64.0  # steps
 _FEWEST_LOOKS = 4.0  # that are remembered, however long an epoch is
-_ENOUGH_LOOKS = 32.0  # within the memory, while q rests
+_ENOUGH_LOOKS = 32.0  # within the memory at least, while q rests
 _FOR_GOOD = 2.0  # in place of 1 where q is to rest whatever comes
 _STILL = 0.05  # of 1 + E[ℓ], by which E[ℓ] and the width of q may change at rest
 _EARLIEST = 500.0  # steps for which q has to stay, at least
@@ -140,7 +140,7 @@ class HeldOutAscent(DepthRule):
     # One model in training
 
     def is_due(self, epoch: int) -> bool:
-        """Always, until q rests; then 32 times within the memory, which grows with training."""
+        """Always, until q rests; then 32 times within the memory or more, which grows with it."""
         return bool(self.due(torch.tensor(self.is_regular(epoch)))[0])
 
     def reserve(self, model: "UDN", depth: int) -> bool:
@@ -223,8 +223,12 @@ class HeldOutAscent(DepthRule):
         return (self._state[:, _LOOKS] == 0) & (self._state[:, _RESTS] < _FOR_GOOD)
 
     def is_regular(self, epoch: int) -> bool:
-        """Whether those who rest are looked at after so many epochs, too."""
-        return epoch % max(1, int(self.memory * epoch / _ENOUGH_LOOKS)) == 0
+        """Whether those who rest are looked at after so many epochs, too.
+
+        Every 1, 2, 4, 8, … epochs: each interval holds some of the next longer one.
+        """
+        longest = max(1, int(self.memory * epoch / _ENOUGH_LOOKS))
+        return epoch % (1 << (longest.bit_length() - 1)) == 0
 
     def due(self, regular: Tensor) -> Tensor:
         """Whether each model is to be looked at, `(members,)`; see `is_regular`.
@@ -312,7 +316,7 @@ class HeldOutAscent(DepthRule):
         error = over.standard_error(under_q, over.mean(under_q, weights), weights)[:, 0]
         self._check_rest(q, error * count)
         self._sums.zero_()
-        state[:, _AHEAD] = state[:, _SINCE]
+        state[:, _AHEAD] += state[:, _SINCE]
         state[:, _SINCE] = 0
 
     def _check_rest(self, q: Tensor, noise: Tensor) -> None:

@@ -235,6 +235,11 @@ def check_state(state: dict[str, Tensor], shape: tuple[int, ...], counts: list[i
     """
     lengths = {state[name].shape[:2] for name in ("sums", "train", "gains", "fast", "seen")}
     differ = len(lengths) != 1 or next(iter(lengths))[0] != shape[0]
+    if state["state"].shape[1:] != shape[1:]:
+        raise FileError(
+            f"the rule's tensor `state` has {state['state'].shape[1]} numbers, this version's has "
+            f"{shape[1]}: it was written by another version"
+        )
     if differ or state["state"].shape != shape:
         raise FileError("the tensors of the rule should be of one length")
     for name, value in state.items():

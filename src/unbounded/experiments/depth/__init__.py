@@ -79,9 +79,6 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         show("quick: few problems, short training: how it goes, not how good it is")
     threads = one_thread() if options.quick else nullcontext()
     with records.resumable(options.out, parts), threads:
-        if options.again is not None:
-            shares.planned(lambda: _keep(problems, settings, parts, options))
-            options.resume = True  # by these parts
         return _run(problems, settings, parts, options)
 
 
@@ -89,24 +86,32 @@ def _keep(
     problems: list[Problem], settings: Settings, parts: Path, options: argparse.Namespace
 ) -> None:
     """Rows of other kinds than those of `--again`, from the files of before, as parts of this."""
+    asked = records.plain(dataclasses.asdict(settings))
+    documents = {}
+    for problem in problems:
+        file = options.out / f"{problem.name}.json"
+        if not file.exists():
+            raise StudyError(f"--again keeps what {options.out} has: it has no {problem.name}")
+        documents[problem.name] = records.read_json(file)
+        made = documents[problem.name]["configuration"]
+        differ = [name for name in asked if name in made and asked[name] != made[name]]
+        if differ := [name for name in differ if name not in ("long", "spent")]:
+            raise StudyError(f"--again: {', '.join(differ)} of {file} differ from what is asked")
     for population in runs.populations(problems, settings):
         part = parts / f"{population.name}.json"
         if population.kind in options.again or part.exists():
             continue
-        files = [options.out / f"{name}.json" for name in {run.problem for run in population.runs}]
-        if not all(file.exists() for file in files):
-            raise StudyError(f"--again keeps what {options.out} has: it has no {population.name}")
-        documents = [records.read_json(file) for file in files]
-        asked = [dataclasses.asdict(run) for run in population.runs]
-        rows = [row for one in documents for row in one["runs"]]
-        rows = [row for row in rows if {name: row.get(name) for name in asked[0]} in asked]
-        if len(rows) < len(asked):
+        mine = [documents[name] for name in dict.fromkeys(run.problem for run in population.runs)]
+        wanted = [dataclasses.asdict(run) for run in runs.scored(population, settings)]
+        rows = [row for one in mine for row in one["runs"]]
+        rows = [row for row in rows if {name: row.get(name) for name in wanted[0]} in wanted]
+        if len(rows) < len(wanted):
             raise StudyError(
                 f"--again keeps what {options.out} has: of {population.name} it has "
-                f"{len(rows)} of {len(asked)} networks"
+                f"{len(rows)} of {len(wanted)} networks"
             )
+        versions = [one for document in mine for one in document["versions"]]
         seconds = round(sum(row["seconds"] for row in rows), 1)
-        versions = documents[0]["versions"]
         records.write_json(part, {"seconds": seconds, "versions": versions, "runs": rows})
 
 
@@ -120,6 +125,9 @@ def _run(
     problems = [problem for problem in problems if problem.name in there]
     if not problems:
         raise StudyError("none of these problems has its data here")
+    if options.again is not None:
+        shares.planned(lambda: _keep(problems, settings, parts, options))
+        options.resume = True  # by these parts
     place = runs.Place(options.device, parts, options.data, options.chunk, options.resume)
     until = math.inf if options.minutes is None else start + 60 * options.minutes
     if shares.processes().size > 1:

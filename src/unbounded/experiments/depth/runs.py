@@ -87,6 +87,15 @@ def train(population: Population, settings: Settings, place: Place) -> dict[str,
     return {"seconds": round(seconds, 1), "versions": [versions], "runs": rows}
 
 
+def scored(population: Population, settings: Settings) -> list[Run]:
+    """The runs that a population has rows of: also those on the way of the longest."""
+    found = list(population.runs)
+    if population.kind == "long" and is_on_the_way(PROBLEMS[found[0].problem], settings):
+        shorter = settings.lengths[:-1]
+        found += [dataclasses.replace(run, length=n) for n in shorter for run in population.runs]
+    return found
+
+
 def share(seconds: float, rows: Sequence[Row]) -> None:
     """Give each run its seconds of a computation: who computes more has the larger share."""
     work = sum(row["layer_rows"] for row in rows) or 1

@@ -8,7 +8,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from unbounded.training import HeldOutAscent
 
 Row = dict[str, Any]
 
@@ -40,11 +43,15 @@ class Pace:
 
     fixed: tuple[float, float]  # with one head: without layers, and for each
     udn: tuple[float, float]  # with a head for each layer, and a look after every epoch
-    resting: tuple[float, float]  # the same with fewer looks, once q(ℓ) rests
+    resting: tuple[float, float]  # the same without a look
 
     def cost(self, udn: Sequence[Row], search: Sequence[Row]) -> float:
         """Seconds of a UDN over those of all fixed depths, one after the other."""
-        passes = {row["seed"]: row["layer_rows"] / row["depth"] for row in search}
+        passes: dict[int, float] = {}  # over all rows; fewer of networks that broke off
+        for row in search:
+            mine = row["layer_rows"] / row["depth"]
+            passes[row["seed"]] = max(mine, passes.get(row["seed"], 0.0))
+        passes = {seed: count for seed, count in passes.items() if count}
         depths = {row["depth"] for row in search}
         theirs = sum(self.fixed[0] + self.fixed[1] * depth for depth in depths)
         ours = []
@@ -52,10 +59,10 @@ class Pace:
             if row["seed"] in passes:
                 times = _times(row)
                 layers = row["layer_rows"] / (times * passes[row["seed"]])
-                rests = _resting(row)
+                spared = _spared(row)
                 ours += [
                     times * share * (line[0] + line[1] * layers)
-                    for share, line in ((1 - rests, self.udn), (rests, self.resting))
+                    for share, line in ((1 - spared, self.udn), (spared, self.resting))
                 ]
         count = len({row["seed"] for row in udn} & passes.keys())
         return sum(ours) / count / theirs if count else math.inf
@@ -232,10 +239,20 @@ def _as_usual(rows: Sequence[Row], start: float) -> list[Row]:
     ]
 
 
-def _resting(row: Row) -> float:
-    """The share of the epochs in which q(ℓ) has rested."""
+def _spared(row: Row) -> float:
+    """The share of the epochs after which q(ℓ) has rested and was not looked at."""
     settled, trace = row.get("settled_epoch"), row.get("depth_trace")
-    return 0.0 if settled is None or not trace else 1 - settled / trace[-1][0]
+    if settled is None or not trace:
+        return 0.0
+    epochs = trace[-1][0]
+    return (_irregular(epochs) - _irregular(settled)) / epochs
+
+
+@cache
+def _irregular(epochs: int) -> int:
+    """After how many of these epochs a rule looks only if q(ℓ) does not rest."""
+    rule = HeldOutAscent()
+    return sum(not rule.is_regular(epoch) for epoch in range(1, epochs + 1))
 
 
 def _times(row: Row) -> int:
