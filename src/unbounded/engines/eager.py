@@ -420,7 +420,7 @@ class Eager(Engine):
                 keep = None if rule is None else VALIDATION
                 row |= member.scores(model, member.options.autocast, keep)
             if rule is not None:
-                if member.is_due(self.epoch + 1):
+                if rule.is_due(self.epoch + 1):
                     held_out.look(rule, model, member.scores)
                 row |= rule.columns()
         return {"step": member.steps, **row}

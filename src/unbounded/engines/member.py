@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from unbounded.engines import held_out
 from unbounded.engines.averages import MovingAverage
-from unbounded.engines.base import VALIDATION
 from unbounded.model import UDN
 from unbounded.steps.batches import Batch, Batches
 from unbounded.steps.depth_rules import DepthRule
@@ -49,9 +48,3 @@ class Member:
         """The depth rule, if it is one that looks at held-out rows."""
         rule = self.options.depth_rule
         return rule if rule is not None and rule.needs_held_out else None
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether the judge looks after so many epochs; at rows of a stream it always does."""
-        if self.judge is None:
-            return False
-        return VALIDATION not in self.scores.sets or self.judge.is_due(epoch)

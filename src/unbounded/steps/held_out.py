@@ -141,7 +141,7 @@ class HeldOutAscent(DepthRule):
 
     def is_due(self, epoch: int) -> bool:
         """Always, until q rests; then 32 times within the memory or more, which grows with it."""
-        return bool(self.due(torch.tensor(self.is_regular(epoch)))[0])
+        return self.is_regular(epoch) or not bool(self.rests[0])
 
     def reserve(self, model: "UDN", depth: int) -> bool:
         """Room for depths 1 … depth; doubles, so it rarely moves."""
@@ -235,7 +235,7 @@ class HeldOutAscent(DepthRule):
 
         One that rests moves for much alone, and a look costs as much as a step of a small network.
         """
-        return (self._state[:, _RESTS] == 0) | regular.to(self._state.device)
+        return (self.rests == 0) | regular
 
     def make_room(self, members: int, size: int, device: torch.device, rows: int = 0) -> None:
         """Tensors for so many models, depths and held-out rows; what is there stays."""

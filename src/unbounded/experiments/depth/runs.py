@@ -89,11 +89,21 @@ def train(population: Population, settings: Settings, place: Place) -> dict[str,
 
 def scored(population: Population, settings: Settings) -> list[Run]:
     """The runs that a population has rows of: also those on the way of the longest."""
-    found = list(population.runs)
-    if population.kind == "long" and is_on_the_way(PROBLEMS[found[0].problem], settings):
-        shorter = settings.lengths[:-1]
-        found += [dataclasses.replace(run, length=n) for n in shorter for run in population.runs]
-    return found
+    lengths = _on_the_way(population, settings)
+    return [*population.runs, *(run for n in lengths for run in _shorter(population, n).runs)]
+
+
+def _on_the_way(population: Population, settings: Settings) -> tuple[int, ...]:
+    """The lengths at which a training is scored before its end."""
+    is_long = population.kind == "long"
+    is_long = is_long and is_on_the_way(PROBLEMS[population.runs[0].problem], settings)
+    return settings.lengths[:-1] if is_long else ()
+
+
+def _shorter(population: Population, length: int) -> Population:
+    """The same networks, trained for so many times the usual epochs."""
+    runs = tuple(dataclasses.replace(run, length=length) for run in population.runs)
+    return dataclasses.replace(population, runs=runs)
 
 
 def share(seconds: float, rows: Sequence[Row]) -> None:
@@ -111,23 +121,19 @@ def train_dense(
     Where the longest training begins with shorter ones, it stops for a moment at the end of each:
     its rows are those of all.
     """
-    runs = population.runs
-    if population.kind != "long" or not is_on_the_way(PROBLEMS[runs[0].problem], settings):
-        return train_until(population, settings, place)
     rows: list[Row] = []
     files = []
-    for length in settings.lengths[:-1]:
+    for length in _on_the_way(population, settings):
         files.append(place.parts / f"{population.name}.{length}.json")
         if place.resume and files[-1].exists():
             rows += records.read_json(files[-1])
             continue
-        shorter = tuple(dataclasses.replace(run, length=length) for run in runs)
-        seconds, found = train_until(dataclasses.replace(population, runs=shorter), settings, place)
+        seconds, found = train_until(_shorter(population, length), settings, place)
         share(seconds, found)
         records.write_json(files[-1], found)
         rows += found
         place = dataclasses.replace(place, resume=True)
-    seconds, longest = train_until(population, settings, dataclasses.replace(place, resume=True))
+    seconds, longest = train_until(population, settings, place)
     for file in files:
         file.unlink()
     return seconds, rows + longest
