@@ -626,6 +626,43 @@ def test_shorter_trainings_are_the_beginning_of_the_longest_one(finished, tmp_pa
     assert timeless([{"runs": again}]) == timeless([{"runs": on_its_way}])
 
 
+def test_starts_that_do_not_matter_are_trained_once(finished, tmp_path, monkeypatch):
+    _, documents = finished
+    for document in documents:
+        mine = [r for r in document["runs"] if r["model"] == "udn" and r["length"] == 1]
+        usual, others = ([r for r in mine if r["start"] == start] for start in (4, 1))
+        assert len(usual) == len(others) == 2
+        assert all("same_as" not in one for one in usual)
+        for one, twin in zip(usual, others, strict=True):
+            assert twin == {**one, "start": 1.0, "same_as": 4.0}
+        trained = [r["seconds"] for r in document["runs"] if "same_as" not in r]
+        assert document["seconds"] == pytest.approx(sum(trained), abs=0.06)
+
+    # It is so: trained by itself, a twin has the same numbers to the last bit.
+    real = runs.without_twins
+    monkeypatch.setattr(runs, "without_twins", lambda population, *_: (population, []))
+    apart = run(tmp_path / "apart", "--no-long", "--problems", "sklearn-diabetes")
+    found = [r for r in apart[0]["runs"] if r["model"] == "udn" and r["start"] == 1]
+    same = [r for r in documents[1]["runs"] if r["model"] == "udn" and r["start"] == 1]
+    same = [{name: r[name] for name in r if name != "same_as"} for r in same]
+    assert timeless([{"runs": found}]) == timeless([{"runs": same}])
+
+    # Where the start matters, as with the gradient of 𝓛 in place of the rule, each is trained.
+    monkeypatch.setattr(runs, "without_twins", real)
+    by_rule = recipe.fitting
+
+    def by_gradient(*given):
+        options = by_rule(*given)
+        options.pop("depth_rule", None)
+        return options
+
+    monkeypatch.setattr(runs, "fitting", by_gradient)
+    other = run(tmp_path / "other", "--no-long", "--problems", "spiral-2")
+    mine = {r["start"]: r for r in other[0]["runs"] if r["model"] == "udn" and r["seed"] == 0}
+    assert not any("same_as" in one for one in mine.values())
+    assert mine[1.0]["depth_mean"] != mine[4.0]["depth_mean"]
+
+
 def test_scores_are_in_the_units_of_the_target():
     own = Run("sklearn-diabetes", "udn", None, 1.0, 1, 0)
     settings, parts = settings_of(options(*TINY)), PROBLEMS["sklearn-diabetes"].data(0)
@@ -696,7 +733,7 @@ def test_some_kinds_are_trained_again_and_the_others_kept(finished, tmp_path, mo
     assert done == ["spirals-long", "sklearn-diabetes-spent", "sklearn-diabetes-long"]
     assert timeless(found[1:]) == timeless(expected[1:])
     stays = [r["test_score"] == 0.25 for r in found[0]["runs"]]
-    assert stays == [r["model"] != "udn" or r["start"] == 1 for r in found[0]["runs"]]
+    assert stays == [r["model"] != "udn" for r in found[0]["runs"]]  # twins follow the new ones
     done.clear()
     same = run(out, "--again", "dun")  # what was scored on the way of the longest stays, too
     assert done == ["spirals-dun", "sklearn-diabetes-dun"]

@@ -110,9 +110,15 @@ def _keep(
                 f"--again keeps what {options.out} has: of {population.name} it has "
                 f"{len(rows)} of {len(wanted)} networks"
             )
+        twins = [
+            {name: row[name] for name in (*wanted[0], runs.TWIN)}
+            for row in rows
+            if runs.TWIN in row
+        ]
+        rows = [row for row in rows if runs.TWIN not in row]
         versions = [one for document in mine for one in document["versions"]]
         seconds = round(sum(row["seconds"] for row in rows), 1)
-        records.write_json(part, {"seconds": seconds, "versions": versions, "runs": rows})
+        records.write_json(part, {"seconds": seconds, "versions": versions, "runs": twins + rows})
 
 
 def _run(
@@ -255,7 +261,8 @@ def _part(population: runs.Population, settings: Settings, place: runs.Place) ->
 
 def _document(problem: Problem, parts: list[dict[str, Any]], settings: Settings) -> dict[str, Any]:
     """The file of one problem, from the parts of its populations."""
-    mine = [row for part in parts for row in part["runs"] if row["problem"] == problem.name]
+    all_rows = [row for part in parts for row in part["runs"] if row["problem"] == problem.name]
+    mine = runs.filled(all_rows)
     versions = [one for part in parts for one in part["versions"]]
     return {
         "study": "depth",
@@ -264,7 +271,7 @@ def _document(problem: Problem, parts: list[dict[str, Any]], settings: Settings)
         "configuration": records.plain(dataclasses.asdict(settings)),
         # One entry for each machine that had a part in it.
         "versions": [one for k, one in enumerate(versions) if one not in versions[:k]],
-        "seconds": round(sum(row["seconds"] for row in mine), 1),
+        "seconds": round(sum(row["seconds"] for row in mine if runs.TWIN not in row), 1),
         "runs": mine,
     }
 

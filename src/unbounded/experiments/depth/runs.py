@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,19 @@ from unbounded.experiments.depth.recipe import (
     fitting,
     is_on_the_way,
     runs_of,
+    start_of,
 )
 from unbounded.likelihoods import Likelihood, Prediction
 from unbounded.model import UDN
 from unbounded.predictive import predict
 from unbounded.printing import show
 from unbounded.training import FitResult, fit
+from unbounded.training.callbacks import Callback
 from unbounded.training.checkpoint import seconds_so_far
+from unbounded.training.trainer import Trainer
 
 Row = dict[str, Any]
+TWIN = "same_as"  # a row's field: the start of the run that is the same from its first epoch on
 TRACE = 20  # points of E[ℓ] over training that are kept
 
 
@@ -80,7 +84,7 @@ def train(population: Population, settings: Settings, place: Place) -> dict[str,
     show(f"{population.name}: {networks} ({KINDS[population.kind]})")
     seconds, rows = TRAINERS[population.trainer](population, settings, place)
     versions = records.versions(place.device)
-    share(seconds, [row for row in rows if "seconds" not in row])
+    share(seconds, [row for row in rows if "layer_rows" in row and "seconds" not in row])
     for row in rows:
         row["device"] = versions["device"]
     show(f"{population.name}: {seconds:.1f} s")
@@ -119,9 +123,12 @@ def train_dense(
     """Dense networks of one shape, as one computation: seconds and rows.
 
     Where the longest training begins with shorter ones, it stops for a moment at the end of each:
-    its rows are those of all.
+    its rows are those of all. Of starts that lead to the same networks one is trained, see
+    `without_twins`.
     """
-    rows: list[Row] = []
+    population, rows = without_twins(population, settings, place)
+    if not population.runs:
+        return 0.0, rows
     files = []
     for length in _on_the_way(population, settings):
         files.append(place.parts / f"{population.name}.{length}.json")
@@ -143,7 +150,21 @@ def train_until(
     population: Population, settings: Settings, place: Place
 ) -> tuple[float, list[Row]]:
     """Dense networks of one shape, from their beginning or where their checkpoint left off."""
-    runs = population.runs
+    checkpoint = place.parts / f"{population.name}.safetensors"
+    seconds = seconds_so_far(checkpoint) if place.resume else 0.0
+    start = time.perf_counter()
+    trained = fitted(population.runs, settings, place, checkpoint=checkpoint, resume=place.resume)
+    seconds += time.perf_counter() - start
+    return seconds, [score(*one) for one in trained]
+
+
+def fitted(
+    runs: Sequence[Run], settings: Settings, place: Place, **options: Any
+) -> list[tuple[Run, UDN, FitResult, Parts]]:
+    """Networks of one shape and length, trained as one computation, with further options of `fit`.
+
+    Each with its run, what came of it, and its data.
+    """
     made: dict[tuple[str, int], Parts] = {}  # networks with equal data share the tensors
     for run in runs:
         if (run.problem, run.seed) not in made:
@@ -151,25 +172,73 @@ def train_until(
     parts_of = [made[run.problem, run.seed] for run in runs]
     models = [build(run, parts, settings) for run, parts in zip(runs, parts_of, strict=True)]
     rows = len(parts_of[0].train[1])
-    checkpoint = place.parts / f"{population.name}.safetensors"
-    seconds = seconds_so_far(checkpoint) if place.resume else 0.0
-    start = time.perf_counter()
     results = fit(
         models,
         [parts.train for parts in parts_of],
         validation=[parts.validation for parts in parts_of],
         engine=Stacked(device=place.device),
         chunk=place.chunk,
-        checkpoint=checkpoint,
-        resume=place.resume,
         progress=False,
         **fitting(PROBLEMS[runs[0].problem], runs[0], rows, settings),
+        **options,
     )
     if any(result.stopped == "interrupted" for result in results):
         raise KeyboardInterrupt
-    seconds += time.perf_counter() - start
-    each = zip(runs, models, results, parts_of, strict=True)
-    return seconds, [score(*one) for one in each]
+    return list(zip(runs, models, results, parts_of, strict=True))
+
+
+class _FirstEpoch(Callback):
+    """Ends a training after its first epoch."""
+
+    def on_epoch_end(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+        trainer.stop()
+
+
+def without_twins(
+    population: Population, settings: Settings, place: Place
+) -> tuple[Population, list[Row]]:
+    """A population without runs that only differ from others by a start that does not matter.
+
+    Each UDN of another start trains for an epoch, and so does the one of the usual start. If all
+    their parameters are then the same, bit for bit, so are all further steps. It is left out, and
+    has a row that names its twin: `filled` gives it that one's numbers. Both train alone on a CPU:
+    where a network stands in a population is seen in its roundings.
+    """
+    starts = {run: start_of(PROBLEMS[run.problem], settings) for run in population.runs}
+    others = [run for run in population.runs if run.start not in (None, starts[run])]
+    if not others:
+        return population, []
+    usual = list(dict.fromkeys(dataclasses.replace(run, start=starts[run]) for run in others))
+    alone = dataclasses.replace(place, device="cpu", chunk=1)
+    begun = fitted([*usual, *others], settings, alone, callbacks=[_FirstEpoch()])
+    states = {run: model.state_dict() for run, model, _, _ in begun}
+    twins = {
+        run
+        for run in others
+        if _equal(states[run], states[dataclasses.replace(run, start=starts[run])])
+    }
+    rows = [{**dataclasses.asdict(run), TWIN: starts[run]} for run in others if run in twins]
+    left = tuple(run for run in population.runs if run not in twins)
+    show(f"{population.name}: {len(rows)} of {len(others)} begin as those of the usual start do")
+    return dataclasses.replace(population, runs=left), rows
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two states are the same, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def filled(rows: Sequence[Row]) -> list[Row]:
+    """Rows of a problem, those of twins with the numbers of the run that they are the same as."""
+    whole = {_name(row): row for row in rows if TWIN not in row}
+    return [
+        {**whole[_name(row | {"start": row[TWIN]})], **row} if TWIN in row else row for row in rows
+    ]
+
+
+def _name(row: Row) -> tuple[Any, ...]:
+    """The run that a row is of."""
+    return tuple(row[field.name] for field in dataclasses.fields(Run))
 
 
 TRAINERS: dict[str, Callable[[Population, Settings, Place], tuple[float, list[Row]]]] = {
