@@ -408,7 +408,7 @@ def test_the_page_of_a_number(houses, tmp_path):
     ]
     captions = [caption.text for caption in root.iter("figcaption")]
     assert "RMSE on validation rows" in captions
-    assert "RMSE lost by shuffling a column" in captions
+    assert "RMSE added by shuffling a column" in captions
     assert "RMSE gained" not in text
     for one in houses.info["held_out"]["effects"]:
         assert one["finding"][0].upper() + one["finding"][1:] in captions

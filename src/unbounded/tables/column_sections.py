@@ -20,7 +20,7 @@ def importance(model: TableModel, found: dict[str, Any]) -> Section:
     figure = svg.bar_chart(
         [row["loss"] for row in shown],
         [row["column"] for row in shown],
-        title=f"{'Log score' if classes else 'RMSE'} lost by shuffling a column",
+        title=f"{'Log score lost' if classes else 'RMSE added'} by shuffling a column",
         x_label="",
         y_label="log score lost, nats" if classes else "RMSE added, in the target's units",
         bounds=[(row["loss"] - row["sd"], row["loss"] + row["sd"]) for row in shown],
