@@ -218,7 +218,7 @@ def _wiggly(rows):
     return x, np.random.default_rng(4).normal(size=61)[(30 * (x[:, 0] + 1)).astype(int)], x.sum(1)
 
 
-ALL_HELD = {"width": 16, "random_state": 0, "batch_size": 64, "lr": 0.05}
+ALL_HELD = {"width": 16, "random_state": 0, "batch_size": 64}
 
 
 @pytest.mark.parametrize("is_wiggly", [True, False])
@@ -236,11 +236,11 @@ def test_many_held_out_rows_decide_how_fine_ramps_are(is_wiggly, tmp_path, monke
     monkeypatch.setattr(ub.UDNRegressor, "_by_recipe", by_recipe)
     x, wiggly, straight = _wiggly(2100)
     y = wiggly if is_wiggly else straight
-    model = ub.UDNRegressor(epochs=32, **ALL_HELD).fit(x, y)
+    model = ub.UDNRegressor(epochs=64, **ALL_HELD).fit(x, y)
     plain, fine, last = trained
-    assert plain[:3] == (17, 0.5, 4)
-    assert fine[:3] == (179, 60 / 178, 4)  # ten rows that are learnt from for each
-    assert last[:3] == (*(fine if is_wiggly else plain)[:2], 32)
+    assert plain[:3] == (17, 0.5, 8)
+    assert fine[:3] == (179, 60 / 178, 8)  # ten rows that are learnt from for each
+    assert last[:3] == (*(fine if is_wiggly else plain)[:2], 64)
     assert (plain[3] <= fine[3] * math.exp(0.03)) != is_wiggly
     # It stays with the file, and few rows go the same way.
     model.save(tmp_path / "model.udn")
@@ -265,7 +265,7 @@ def test_few_rows_or_none_held_out_keep_few_ramps():
 
 def test_training_on_all_rows_has_ramps_as_held_out_rows_decided():
     x, y, _ = _wiggly(2100)
-    model = ub.UDNRegressor(epochs=32, refit=True, **ALL_HELD).fit(x, y)
+    model = ub.UDNRegressor(epochs=64, refit=True, **ALL_HELD).fit(x, y)
     assert model.refit_history_ is not None
     assert len(model.model_.layers.knots[0]) == 211
 
