@@ -284,7 +284,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         else:
             scalings = self._scalings(train)
             ways = shown(self, train, scalings.inputs)
-            if first is None and held is not None and can_decide(ways, held, clock):
+            if first is None and held is not None and can_decide(ways, len(held.x), clock):
 
                 def tried(way: dict[str, Any]) -> TrainedModels:
                     lone = [self._build(train.x, size, seed, way)]

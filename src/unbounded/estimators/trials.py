@@ -8,10 +8,11 @@ import numpy as np
 
 from unbounded.estimators.ensemble import TrainedModels, Training
 from unbounded.estimators.pace import TRIAL, Clock
-from unbounded.estimators.rows import Array, WeightedRows, is_classes
+from unbounded.estimators.rows import Array, is_classes
 
-_CLASSES, _NUMBERS = 100, 300  # held-out rows that can tell
-_LOWER = 0.03  # so much fine ramps must gain, in the logarithm of the RMSE: less is luck
+_DECIDING = 100  # held-out rows that can tell
+# By how much the logarithm of the RMSE must be lower without fine ramps: they gain most late.
+_LOWER = 0.02
 
 
 def undecided(y: Array) -> int:
@@ -22,13 +23,12 @@ def undecided(y: Array) -> int:
     return -1 if is_classes(y) else 0
 
 
-def can_decide(ways: Sequence[dict[str, Any]], held: WeightedRows, clock: Clock) -> bool:
-    """Whether held-out rows and short trainings can tell which of two ways is better.
+def can_decide(ways: Sequence[dict[str, Any]], held: int, clock: Clock) -> bool:
+    """Whether so many held-out rows and short trainings can tell which of two ways is better.
 
     A part of few epochs is none, and few rows would choose by luck.
     """
-    enough = len(held.x) >= (_CLASSES if is_classes(held.y) else _NUMBERS)
-    return len(ways) > 1 and enough and clock.epochs >= TRIAL
+    return len(ways) > 1 and held >= _DECIDING and clock.epochs >= TRIAL
 
 
 def decided(
@@ -50,12 +50,12 @@ def decided(
         if trial.training.stopped == "interrupted" or not trial.training.history.rows:
             return choice, trial
         losses.append(_loss(trial.training))
-    (plain, _), (detailed, more) = losses
-    return (0 if plain <= detailed + more else -1), None
+    (plain, margin), (detailed, _) = losses
+    return (0 if plain + margin <= detailed else -1), None
 
 
 def _loss(training: Training) -> tuple[float, float]:
-    """The least loss of an epoch, and how much less the detailed way must have.
+    """The least loss of an epoch, and by how much the plain way must have less.
 
     Of numbers the logarithm of the RMSE. Of classes, and of numbers whose likelihood has another
     score, the negative log score.
