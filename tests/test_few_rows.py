@@ -37,7 +37,7 @@ def networks():
         st.builds(ResidualDense, **sizes, identity=st.booleans()),
         st.builds(TableDense, **sizes, **waves),
         st.builds(TrunkDense, **sizes, **waves, **members),
-        st.builds(TableDense, **ramps, ramp_rate=st.sampled_from([0.5, 0.13])),
+        st.builds(TableDense, **ramps),
         st.builds(TableDense, **ramps, steps=st.just([(1, 0.2), (1, -0.4), (2, 0.0)])),
         st.builds(TrunkDense, **ramps, **members, steps=st.just([(0, 0.1)])),
     )

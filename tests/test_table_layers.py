@@ -149,7 +149,6 @@ def test_saved_and_read(tmp_path, embedded, steps):
         ({"spread": 0.0}, "spread must be positive"),
         ({"spread": math.inf}, "spread must be positive"),
         ({"knots": [[0.0, 1.0]]}, "of the 2 embedded columns"),
-        ({"ramp_rate": 0.0}, "ramp_rate must be positive"),
         ({"knots": [[0.0, 1.0], [1.0]]}, "two or more numbers"),
         ({"knots": [[0.0, 1.0], [1.0, 1.0]]}, "larger than the one before"),
         ({"knots": [[0.0, 1.0], [1.0, math.inf]]}, "two or more numbers"),
@@ -210,67 +209,6 @@ def test_small_tables_train_in_one_thread(monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
-
-
-def _wiggly(rows):
-    """A number that changes at 60 places along a column, and one that is a straight line."""
-    x = np.random.default_rng(3).uniform(-1, 1, size=(rows, 2))
-    return x, np.random.default_rng(4).normal(size=61)[(30 * (x[:, 0] + 1)).astype(int)], x.sum(1)
-
-
-ALL_HELD = {"width": 16, "random_state": 0, "batch_size": 64}
-
-
-@pytest.mark.parametrize("is_wiggly", [True, False])
-def test_many_held_out_rows_decide_how_fine_ramps_are(is_wiggly, tmp_path, monkeypatch):
-    trained = []
-    original = ub.UDNRegressor._by_recipe
-
-    def by_recipe(self, models, train, held, scalings, clock, anneal):
-        found = original(self, models, train, held, scalings, clock, anneal)
-        layers = models[0].layers
-        best = min(row["val_rmse"] for row in found.history.rows)
-        trained.append((len(layers.knots[0]), layers.ramp_rate, clock.epochs, best))
-        return found
-
-    monkeypatch.setattr(ub.UDNRegressor, "_by_recipe", by_recipe)
-    x, wiggly, straight = _wiggly(1500)
-    y = wiggly if is_wiggly else straight
-    model = ub.UDNRegressor(epochs=64, **ALL_HELD).fit(x, y)
-    plain, fine, last = trained
-    assert plain[:3] == (17, 0.5, 8)
-    assert fine[:3] == (129, 60 / 128, 8)  # ten rows a ramp would be fewer than 128
-    assert last[:3] == (*(fine if is_wiggly else plain)[:2], 64)
-    assert (plain[3] <= fine[3] * math.exp(-0.02)) != is_wiggly
-    # It stays with the file, and few rows go the same way.
-    model.save(tmp_path / "model.udn")
-    again = ub.UDNRegressor.load(tmp_path / "model.udn")
-    assert again.model_.layers.ramp_rate == last[1]
-    np.testing.assert_array_equal(again.predict(x[:100]), model.predict(x[:100]))
-    np.testing.assert_allclose(
-        model.predict(x[:3]), model.predict(x[:100])[:3], rtol=1e-5, atol=1e-5
-    )
-
-
-def test_few_rows_or_none_held_out_keep_few_ramps():
-    x, y, _ = _wiggly(600)
-    for model in (
-        ub.UDNRegressor(epochs=8, **ALL_HELD).fit(x, y),  # 90 rows cannot tell
-        ub.UDNRegressor(epochs=8, validation_fraction=0, **ALL_HELD).fit(x, y),
-        ub.UDNRegressor(**ALL_HELD).partial_fit(x, y),
-    ):
-        assert len(model.model_.layers.knots[0]) == 17
-        assert model.model_.layers.ramp_rate == 0.5
-    # Columns with few values have no more knots than that.
-    few = ub.UDNRegressor(epochs=8, **ALL_HELD).fit(np.round(3 * np.tile(x, (3, 1))), np.tile(y, 3))
-    assert len(few.model_.layers.knots[0]) == 7
-
-
-def test_training_on_all_rows_has_ramps_as_held_out_rows_decided():
-    x, y, _ = _wiggly(1500)
-    model = ub.UDNRegressor(epochs=64, refit=True, **ALL_HELD).fit(x, y)
-    assert model.refit_history_ is not None
-    assert len(model.model_.layers.knots[0]) == 151
 
 
 def test_inspect_counts_knots():

@@ -53,8 +53,8 @@ from unbounded.estimators.rows import (
 )
 from unbounded.estimators.saving import Savable
 from unbounded.estimators.shares import Shares, divide, met
+from unbounded.estimators.thresholds import can_decide, decided
 from unbounded.estimators.trainings import adds_networks, further_networks, on_all_rows
-from unbounded.estimators.trials import can_decide, decided, undecided
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
@@ -263,16 +263,15 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         seed: int,
         clock: Clock,
         anneal: bool,
-        first: TrainedModels | None = None,
+        found: Sequence[UDN] = (),
         like: TrainedModels | None = None,
     ) -> TrainedModels:
         """One training of new models, their scaling from the training rows.
 
-        Where held-out rows have found the depth, the models that have it are those of the `first`
-        training. How closely to look at the columns, short trainings tell, if held-out rows are
-        many. A further network is to be built, and sees its rows, `like` those before.
+        Where held-out rows have found the depth, the models that have it are `found`. Whether
+        thresholds help, short trainings without and with them tell, if held-out rows are many.
+        A further network is to be built, and sees its rows, `like` those before.
         """
-        choice = undecided(train.y) if first is None else first.choice
         columns: dict[str, Any] | None = None
         if like is not None and like.columns is not None:
             scalings, columns = like.scalings, like.columns
@@ -283,26 +282,27 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             straighten(models)
         else:
             scalings = self._scalings(train)
-            ways = shown(self, train, scalings.inputs)
-            if first is None and held is not None and can_decide(ways, len(held.x), clock):
+            columns = shown(self, train, scalings.inputs)
+            if found and not getattr(found[0].layers, "steps", True):
+                columns["steps"] = []  # held-out rows have decided before
+            elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
 
-                def tried(way: dict[str, Any]) -> TrainedModels:
-                    lone = [self._build(train.x, size, seed, way)]
+                def tried(some: dict[str, Any]) -> TrainedModels:
+                    lone = [self._build(train.x, size, seed, some)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
                     return TrainedModels(lone, scalings, short)
 
-                choice, cut = decided(ways, tried)
+                columns, cut = decided(columns, tried)
                 if cut is not None:
                     return cut
                 clock = Clock(clock.left, clock.epochs)
-            columns = ways[choice]
             seeds = member_seeds(seed, self._count)
             models = [self._build(train.x, size, one, columns) for one in seeds]
-        for model, before in zip(models, first.models if first else [], strict=False):
+        for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
         training = self._by_recipe(models, train, held, scalings, clock, anneal)
-        return TrainedModels(models, scalings, training, columns, choice=choice)
+        return TrainedModels(models, scalings, training, columns)
 
     def _by_recipe(
         self,
@@ -351,7 +351,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Keep what was trained on so many rows, with what each run's held-out rows say of it."""
         with interrupts.shielded():
             seen = None
-            for models, scalings, _, _, learnt, held, heavy, _ in runs:
+            for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
                     seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
                     if self.calibrate:

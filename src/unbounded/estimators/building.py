@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from unbounded.devices import one_thread, resolve_device
 from unbounded.estimators.nested import arguments
 from unbounded.estimators.pace import quality
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from unbounded.estimators.base import UDNEstimator
 
 _MOST_ROWS = 20_000  # more say no more of where quantiles are
-_FINE, _ROWS_A_RAMP = (128, 512), 10  # fine ramps of a column, and rows for each
-_MOST_RAMPS = 2048  # fine ones of all columns: they cost time
-_PACE = 60.0  # of all fine ramps of a column together, as factors of their rate
 _SMALL = 2**17  # numbers in a hidden state of a batch, up to which a second thread gains nothing
 
 ENSEMBLES = ("deep", "shared")
@@ -139,30 +134,24 @@ def check_members(estimator: "UDNEstimator") -> None:
         )
 
 
-def shown(estimator: "UDNEstimator", rows: WeightedRows, scaling: Scaling) -> list[dict[str, Any]]:
+def shown(estimator: "UDNEstimator", rows: WeightedRows, scaling: Scaling) -> dict[str, Any]:
     """What the first layer of the preset "tables" is told of the columns, seen through `scaling`.
 
-    One way, or two of which held-out rows may choose: plainly, then in detail. Numbers get ramps
-    between quantiles, few or many. Classes get steps, at thresholds where they change, or none; and
+    Numbers get ramps between quantiles. Classes get steps, at thresholds where they change, and
     Mish: SiLU, which is cheaper, was no better there (docs/tables.md).
     """
     recipe = preset(estimator.preset)
     if estimator.layers is not None or recipe.layers is not TableDense:
-        return [{}]
+        return {}
     columns = recipe.embeds(numbers(rows.x))
     if is_classes(rows.y):
-        plain: dict[str, Any] = {"embedded": columns, "activation": "mish", "steps": []}
         steps = find_thresholds(rows, scaling, columns)
-        return [plain, {**plain, "steps": steps}] if steps else [plain]
-    if not (recipe.ramps and columns):
-        return [{"embedded": columns, "knots": []}]
-    sample = scaling.apply(rows.x[:: -(-len(rows.x) // _MOST_ROWS)])
-    few, most = _FINE
-    many = min(int(np.clip(len(rows.x) // _ROWS_A_RAMP, few, most)), _MOST_RAMPS // len(columns))
-    plain = {"embedded": columns, "knots": knots(sample, columns, recipe.ramps)}
-    fine = {"embedded": columns, "knots": knots(sample, columns, many), "ramp_rate": _PACE / many}
-    told_more = many > recipe.ramps and fine["knots"] != plain["knots"]
-    return [plain, fine] if told_more else [plain]
+        return {"embedded": columns, "steps": steps, "activation": "mish"}
+    places: list[list[float]] = []
+    if recipe.ramps and columns:
+        sample = scaling.apply(rows.x[:: -(-len(rows.x) // _MOST_ROWS)])
+        places = knots(sample, columns, recipe.ramps)
+    return {"embedded": columns, "knots": places}
 
 
 def build(

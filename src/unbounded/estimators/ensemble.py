@@ -59,6 +59,11 @@ class Training(NamedTuple):
     best_epoch: int  # the members' median
     stopped: str
 
+    @property
+    def best_log_score(self) -> float:
+        """The highest of the held-out rows, over all epochs of the first member."""
+        return float(np.nanmax([row["val_log_score"] for row in self.history.rows]))
+
     @classmethod
     def by_fit(cls, models: Sequence[UDN], data: Any, **options: Any) -> "Training":
         """Train the models; those that diverge keep their best epoch, with a warning.
@@ -127,4 +132,3 @@ class TrainedModels(NamedTuple):
     learnt: WeightedRows | None = None  # what they have learnt from, if it is at hand
     held: WeightedRows | None = None  # what they have not learnt from, if there is any
     heavy: WeightedRows | None = None  # some of what was learnt, too heavy to be held out
-    choice: int = -1  # which way of `shown` that was

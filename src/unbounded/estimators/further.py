@@ -11,7 +11,6 @@ from unbounded.estimators.auto import choose_batch_size
 from unbounded.estimators.building import check_arguments, shown, threads
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds
 from unbounded.estimators.rows import Array, WeightedRows, merge
-from unbounded.estimators.trials import undecided
 from unbounded.model import UDN
 from unbounded.steps.batches import batches
 from unbounded.training import History, make_optimizer, preset, step
@@ -69,7 +68,7 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
     rows = merge(*rows)
     if first:
         scalings = estimator._scalings(rows)
-        columns = shown(estimator, rows, scalings.inputs)[undecided(y)]
+        columns = shown(estimator, rows, scalings.inputs)
         seeds = member_seeds(int(rng.randint(2**31 - 1)), estimator._count)
         models = [estimator._build(rows.x, size, one, columns) for one in seeds]
         none = Training(History(), 0, "partial_fit")

@@ -1,16 +1,20 @@
 """Where the classes of a table change along a column."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from sklearn.tree import DecisionTreeClassifier
 
+from unbounded.estimators.ensemble import TrainedModels
+from unbounded.estimators.pace import TRIAL, Clock
 from unbounded.estimators.rows import Array, Scaling, WeightedRows
 
 Step = tuple[int, float]
 """A column, and a threshold of its scaled values."""
 
+_DECIDING = 100  # held-out rows that can tell whether thresholds help
 _PIECES = 8  # of a column at most
 # Nats that a threshold gains on the rows at least, and for each class but one besides: of a
 # hundred columns of noise the best gains about that.
@@ -48,6 +52,36 @@ def find_thresholds(rows: WeightedRows, scaling: Scaling, columns: Sequence[int]
         places = _cuts(tree.fit(_single(x[:, [column]]), y, weights))
         found += [(int(column), place) for place in places]
     return found
+
+
+def can_decide(held: int, clock: Clock) -> bool:
+    """Whether so many held-out rows and short trainings can tell if thresholds help.
+
+    A part of few epochs is none, and few rows would choose by luck: networks are shown the
+    thresholds then.
+    """
+    return held >= _DECIDING and clock.epochs >= TRIAL
+
+
+def decided(
+    columns: dict[str, Any], tried: Callable[[dict[str, Any]], TrainedModels]
+) -> tuple[dict[str, Any], TrainedModels | None]:
+    """What networks are shown: thresholds or not, by which trial has the higher held-out score.
+
+    Args:
+        columns: what they are shown with thresholds.
+        tried: a short training by what a network is shown.
+
+    Returns:
+        That, and a trial that was interrupted: it is then all there is.
+    """
+    plain, scores = {**columns, "steps": []}, []
+    for some in (plain, columns):
+        trial = tried(some)
+        if trial.training.stopped == "interrupted" or not trial.training.history.rows:
+            return some, trial
+        scores.append(trial.training.best_log_score)
+    return (columns if scores[1] > scores[0] else plain), None
 
 
 def _single(x: Array) -> Array:

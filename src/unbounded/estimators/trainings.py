@@ -39,7 +39,7 @@ def on_all_rows(
     training = first.training
     try:
         further = Clock(clock.left, training.best_epoch)
-        again = estimator._run(rows, None, size, seed, further, True, first)
+        again = estimator._run(rows, None, size, seed, further, True, first.models)
     except KeyboardInterrupt:
         return None, "interrupted"
     except TooDeepError as error:

@@ -157,7 +157,6 @@ def _knots(value: Any, where: str) -> list[float]:
 # What files of earlier versions do not have. A threshold is a column and a number.
 _SHAPES: Mapping[str, Check] = {
     "knots": list_of(_knots, most=1 << 16),
-    "ramp_rate": _POSITIVE,
     "steps": list_of(list_of(real(), least=2, most=2)),
     "height": _POSITIVE,
 }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unbounded.layers.dense import Activation, PreNormDense, _size
 from unbounded.layers.few_rows import Floats, Function, activation_of, chain, in_numpy, values
 
+_SLOWLY = 0.5  # factor of the ramps: steps of an optimiser such as Adam count that much less
 _FAR = 1e9
 
 
@@ -25,9 +26,8 @@ class TableDense(PreNormDense):
     small form of RealMLP, Holzmüller et al., 2024). To these, where there are knots, a piecewise
     linear function of the column is added: a sum of ramps, each of which rises from one knot to the
     next, for targets that change at thresholds. The ramps' weights start at zero and learn slowly,
-    so that smooth targets are left to the waves; the more there are, the slower each should be.
-    Where classes change at a known threshold t of a column, a step goes along as a number of its
-    own: ±`height`/2, by whether x > t. Heads start at
+    so that smooth targets are left to the waves. Where classes change at a known threshold t of a
+    column, a step goes along as a number of its own: ±`height`/2, by whether x > t. Heads start at
     zero: the first prediction is the mean of the targets, or all classes alike.
 
     Args:
@@ -41,7 +41,6 @@ class TableDense(PreNormDense):
         spread: standard deviation of the first a_k.
         knots: for each embedded column two or more numbers that ascend, between which ramps rise;
             none: no ramps.
-        ramp_rate: factor of the ramps: steps of an optimiser such as Adam count that much less.
         steps: pairs (column, t) of thresholds.
         height: of a step. Low ones are learnt after what is smooth.
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
@@ -60,7 +59,6 @@ class TableDense(PreNormDense):
         embedding: int = 4,
         spread: float = 0.1,
         knots: Sequence[Sequence[float]] = (),
-        ramp_rate: float = 0.5,
         steps: Iterable[Sequence[float]] = (),
         height: float = 0.3,
         activation: str | Activation = "silu",
@@ -82,9 +80,6 @@ class TableDense(PreNormDense):
         self.spread = float(spread)
         self.knots = [[float(knot) for knot in column] for column in knots]
         _check_knots(self.knots, len(self.embedded))
-        if not 0 < ramp_rate < math.inf:
-            raise ValueError(f"ramp_rate must be positive, got {ramp_rate}")
-        self.ramp_rate = float(ramp_rate)
         self.steps = [(int(column), float(threshold)) for column, threshold in steps]
         for column, threshold in self.steps:
             if not 0 <= column < self.in_features or not math.isfinite(threshold):
@@ -122,8 +117,6 @@ class TableDense(PreNormDense):
         }
         if self.knots:  # those without can be read by earlier versions
             found["knots"] = self.knots
-            if self.ramp_rate != 0.5:
-                found["ramp_rate"] = self.ramp_rate
         if self.steps:
             found |= {"steps": [list(step) for step in self.steps], "height": self.height}
         return found
@@ -139,7 +132,6 @@ class TableDense(PreNormDense):
             self.knots,
             self.steps,
             self.height,
-            self.ramp_rate,
         )
 
 
@@ -168,7 +160,6 @@ class Waves(nn.Module):
         knots: of the ramps, for each embedded column; none: no ramps.
         steps: pairs of a column and a threshold.
         height: of a step.
-        ramp_rate: factor of the ramps.
     """
 
     columns: Tensor
@@ -187,14 +178,13 @@ class Waves(nn.Module):
         knots: Sequence[Sequence[float]] = (),
         steps: Sequence[tuple[int, float]] = (),
         height: float = 0.3,
-        ramp_rate: float = 0.5,
     ):
         super().__init__()
         count = len(embedded)
         self.out_features = columns + count * (size - 1) + len(steps)
         self.takes_all, self.takes_none, self.has_steps = count == columns, not count, bool(steps)
         self.register_buffer("columns", torch.tensor(embedded, dtype=torch.long), persistent=False)
-        self.height, self.ramp_rate = height, ramp_rate
+        self.height = height
         stepped, thresholds = [column for column, _ in steps], [place for _, place in steps]
         self.register_buffer("stepped", torch.tensor(stepped, dtype=torch.long), persistent=False)
         places = torch.tensor(thresholds, dtype=torch.get_default_dtype())
@@ -235,9 +225,8 @@ class Waves(nn.Module):
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
         if self.ramps is not None and self.left is not None and self.lengths is not None:
             own = input if self.takes_all else input[..., self.columns]
-            # In place: there may be thousands of ramps a row.
-            ramps = (own[..., None] - self.left).div_(self.lengths).clamp_(0, 1).sub_(0.5)
-            mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps * self.ramp_rate)
+            ramps = ((own[..., None] - self.left) / self.lengths).clamp(0, 1) - 0.5
+            mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps * _SLOWLY)
         return mixed.transpose(0, 1).flatten(1)
 
     def in_numpy(self) -> Function:
@@ -250,8 +239,8 @@ class Waves(nn.Module):
         count, end = len(factor), numbers - len(stepped)
         ramps = None
         if self.ramps is not None and self.left is not None and self.lengths is not None:
-            # In the order of the above, whose roundings would show.
-            ramps = values(self.left), values(self.lengths), values(self.ramps) * self.ramp_rate
+            # Half of a number is exact.
+            ramps = values(self.left), values(self.lengths), values(self.ramps) * _SLOWLY
 
         def function(x: Floats) -> Floats:
             found = np.empty((len(x), numbers))
