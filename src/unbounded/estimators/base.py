@@ -72,18 +72,17 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     Dataclasses write the constructors, so that every argument is declared once; the docstring of
     each subclass gets the rest of this text.
 
-    Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (so that a
-    `sample_weight` of 2 and a row that is there twice are the same, to the last bit) and put
-    into an order of their own; a share is held out to find the best epoch. Ctrl-C and SIGTERM
-    end training and keep the best model so far.
+    Thin over `unbounded.fit`. Equal rows are merged into one that counts as often (a weight of 2
+    is a row that is there twice, to the last bit); a share is held out to find the best epoch.
+    Ctrl-C and SIGTERM end training and keep the best model so far.
 
     Main arguments of both estimators:
         preset: "tables" (embeddings of the columns, a rate that falls, depth by held-out rows;
             docs/tables.md), "settled" (depth by held-out rows; docs/depth.md) or "paper" (a
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
-        epochs: passes over the training rows at most. "auto": 1.3 steps for each row, but 900 to
-            9000; for classes one for each, but 900 to 6000; in 10 to 200 epochs.
+        epochs: passes over the training rows at most. "auto": 10 to 200, for 1.3 steps a row, but
+            900 to 9000; for classes one a row, but 900 to 6000.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
@@ -108,8 +107,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         verbose: 1 shows a progress bar on standard error.
 
     Other arguments of both:
-        layers: a `Layers` of the core in place of dense ones, or a callable
-            (in_features, out_features) -> `Layers`.
+        layers: a `Layers` in place of dense ones, or (in_features, out_features) -> `Layers`.
         depth: the family q(ℓ; λ); the preset's by default. A rule for held-out rows moves a
             `TruncatedNormal`, the optimiser any other.
         depth_prior: p(ℓ); ℓ−1 ~ Poisson(0.5) by default.
@@ -120,8 +118,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             heart for long (docs/tables.md), and numbers never. None: never.
         select: the best epoch by "log_score" or by "score" (accuracy or RMSE). "auto": by score
             for numbers, whose noise is calibrated afterwards, by log score for classes.
-        standardize: bring every input column to mean 0 and standard deviation 1. Where a table is
-            encoded, the encoding does that.
+        standardize: bring inputs to mean 0 and standard deviation 1 (or the encoding does that).
         categorical_features: columns that are categories whatever they hold, as in scikit-learn's
             HistGradientBoosting: names, indices or a mask; "from_dtype": those of a frame's
             categorical types; None: none. Texts are told from their values in any case.
@@ -133,9 +130,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     fit` does: numbers scaled robustly, gaps filled and marked, categories as indicators (with
     means of the target for many levels), dates with their cycles, free text by the words that
     tell of the target; what says nothing, such as identifiers, is left out.
-    `encoding_.listing()` tells what was made of each
-    column. A category that training did not meet counts as an unknown one. That needs the extra
-    `unbounded[tables]`.
+    `encoding_.listing()` tells what was made of each column. A category that training did not meet
+    counts as an unknown one. That needs the extra `unbounded[tables]`.
 
     Attributes:
         model_: the `UDN`, in evaluation mode; the first one of an ensemble.
@@ -145,11 +141,11 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         max_depth_: m, the largest depth with mass.
         depths_: the depths of `predict_by_depth`: 1 … m, or the one depth of a `FixedDepth`.
         history_: one row an epoch, from the training with held-out rows.
-        refit_history_: the same of the training on all rows; None if there was none.
+        refit_history_: the same of the training on all rows, or None.
         best_epoch_: the epoch that the held-out rows chose.
         n_iter_: epochs of that first training.
         stopped_: why it ended: "epochs", "patience", "time", "interrupted" (Ctrl-C or SIGTERM),
-            "diverged" (the best epoch before is kept) or "memory" (the next layers would not fit).
+            "diverged" (the best epoch is kept) or "memory" (the next layers would not fit).
         encoding_: the `unbounded.tables.Encoding` of the columns; None for plain numbers.
         n_features_in_, feature_names_in_: of the table.
     """
@@ -353,6 +349,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             seen = None
             for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
+                    self._close(models, scalings, learnt, held)
                     seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
                     if self.calibrate:
                         calibrate(seen)
@@ -362,6 +359,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         if self.stopped_ == "interrupted":
             of = f" of the first of {len(members)} networks" if self._apart else ""
             warn(f"fit was interrupted: epoch {self.best_epoch_} of {self.n_iter_} is kept{of}")
+
+    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
+        """Improve trained models by what is known in closed form, if anything is."""
 
     def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""

@@ -14,6 +14,7 @@ from unbounded.estimators import levels as interval_levels
 from unbounded.estimators.attempt import attempt
 from unbounded.estimators.base import UDNEstimator
 from unbounded.estimators.calibration import HeldOutPredictions, cautious
+from unbounded.estimators.closing import close
 from unbounded.estimators.encoded import known
 from unbounded.estimators.ensemble import Floats
 from unbounded.estimators.frames import validate
@@ -34,11 +35,13 @@ from unbounded.training import preset
 class UDNRegressor(RegressorMixin, UDNEstimator):
     """A regressor whose depth is inferred from the data; scikit-learn's interface.
 
-    It has the arguments below, and one more.
+    It has the arguments below, and two more.
 
     Arguments:
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
+        closing: after training, fit what heads and single columns can still explain by least
+            squares, where held-out rows show a gain (`unbounded.estimators.closing`).
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -49,6 +52,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     """
 
     standardize_target: bool = True
+    closing: bool = True
     _needed: ClassVar = ("mean", "mean", "Gaussian")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
@@ -224,6 +228,10 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     def _scalings(self, train: WeightedRows) -> Scalings:
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
         return Scalings(super()._scalings(train).inputs, targets)
+
+    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
+        if self.closing and not self._goes_on():
+            close(models, scalings, learnt, held)
 
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:

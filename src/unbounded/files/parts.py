@@ -159,6 +159,7 @@ _SHAPES: Mapping[str, Check] = {
     "knots": list_of(_knots, most=1 << 16),
     "steps": list_of(list_of(real(), least=2, most=2)),
     "height": _POSITIVE,
+    "head_knots": list_of(_knots, most=1 << 16),
 }
 _MAYBE: dict[Any, Mapping[str, Check]] = {
     TableDense: _SHAPES,

@@ -30,12 +30,20 @@ Function = Callable[[Floats], Floats]
 class Pass:
     """x ↦ Ω_ℓ(x) of one network: `(batch, …)` → `(depth, batch, *event)`."""
 
-    def __init__(self, layers: list[Function], heads: Function, skipped: int):
+    def __init__(
+        self, layers: list[Function], heads: Function, skipped: int, skip: Function | None = None
+    ):
         self.layers, self.heads, self.skipped = layers, heads, skipped
+        self.skip = skip  # what heads add of the input itself, `(batch, …)` → as they give it
 
     def __call__(self, x: Floats) -> Floats:
         """All depths."""
-        return self.heads(np.array(_states(self.layers, x)[self.skipped :]))
+        return self.ended(_states(self.layers, x), x)
+
+    def ended(self, states: list[Floats], x: Floats) -> Floats:
+        """What the heads make of the states of all layers."""
+        found = self.heads(np.array(states[self.skipped :]))
+        return found if self.skip is None else found + self.skip(x)
 
 
 class JointPass:
@@ -58,7 +66,7 @@ class JointPass:
         for place, member in enumerate(self.members):
             own = [state[place] for state in states]
             own += _states(member.layers[self.common :], own[-1])
-            found.append(member.heads(np.array(own[member.skipped :])))
+            found.append(member.ended(own, x))
         return found
 
 
@@ -77,14 +85,30 @@ def numpy_pass(stack: Stack) -> Pass | None:
     Args:
         stack: modules in double precision, on the CPU, with a head for each depth from the first.
     """
-    layers, heads = _each(stack.hidden), _each(stack.heads)
+    skip, modules = _skips(stack.heads)
+    layers, heads = _each(stack.hidden), _each(modules)
     if layers is None or heads is None:
         return None
 
     def one_by_one(states: Floats) -> Floats:
         return np.array([head(state) for head, state in zip(heads, states, strict=True)])
 
-    return Pass(layers, _as_one(stack.heads) or one_by_one, stack.first - 1)
+    return Pass(layers, _as_one(modules) or one_by_one, stack.first - 1, skip)
+
+
+def _skips(heads: Sequence[nn.Module]) -> tuple[Function | None, Sequence[nn.Module]]:
+    """What heads add of the input, `(batch, …)` → `(depth, batch, *event)`, and the rest of them.
+
+    Such heads are all of one class, which has a static method `skips_in_numpy` itself. Their rest
+    is called `linear`.
+    """
+    kinds = {type(head) for head in heads}
+    kind: Any = next(iter(kinds), None)
+    offered = len(kinds) == 1 and "skips_in_numpy" in kind.__dict__
+    if not offered or not all(is_plain(head, kind) for head in heads):
+        return None, heads
+    parts: list[Any] = list(heads)
+    return kind.skips_in_numpy(parts), [part.linear for part in parts]
 
 
 def together(functions: Sequence[Function]) -> Function:

@@ -43,6 +43,8 @@ class TableDense(PreNormDense):
             none: no ramps.
         steps: pairs (column, t) of thresholds.
         height: of a step. Low ones are learnt after what is smooth.
+        head_knots: for each embedded column two or more numbers that ascend; heads then add ramps
+            between them to their outputs, of weight zero at first (`RampedHead`).
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
@@ -61,6 +63,7 @@ class TableDense(PreNormDense):
         knots: Sequence[Sequence[float]] = (),
         steps: Iterable[Sequence[float]] = (),
         height: float = 0.3,
+        head_knots: Sequence[Sequence[float]] = (),
         activation: str | Activation = "silu",
         **rest: Any,
     ):
@@ -90,6 +93,8 @@ class TableDense(PreNormDense):
         if not 0 < height < math.inf:
             raise ValueError(f"height must be positive, got {height}")
         self.height = float(height)
+        self.head_knots = [[float(knot) for knot in column] for column in head_knots]
+        _check_knots(self.head_knots, len(self.embedded))
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
@@ -104,7 +109,7 @@ class TableDense(PreNormDense):
         head = nn.Linear(self.width, self.out_features)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        return head
+        return RampedHead(head, self.embedded, self.head_knots) if self.head_knots else head
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
@@ -119,6 +124,8 @@ class TableDense(PreNormDense):
             found["knots"] = self.knots
         if self.steps:
             found |= {"steps": [list(step) for step in self.steps], "height": self.height}
+        if self.head_knots:
+            found["head_knots"] = self.head_knots
         return found
 
     def _waves(self) -> "Waves":
@@ -195,17 +202,13 @@ class Waves(nn.Module):
         bound = 1 / math.sqrt(frequencies)
         self.weight = nn.Parameter((torch.rand(count, frequencies, size - 1) * 2 - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(count, size - 1))
-        most = max(map(len, knots), default=1) - 1
+        left = lengths = None
+        if knots:
+            left, lengths = (part.to(self.bias) for part in _places(knots))
+        most = 0 if left is None else left.shape[1]
         self.ramps = nn.Parameter(torch.zeros(count, most, size - 1)) if most else None
-        # Columns with fewer ramps than others have some that begin where no value is.
-        left = [[*column[:-1], *[_FAR] * (most - len(column) + 1)] for column in knots]
-        lengths = [
-            [b - a for a, b in pairwise(column)] + [1.0] * (most - len(column) + 1)
-            for column in knots
-        ]
-        for name, numbers in (("left", left), ("lengths", lengths)):
-            tensor = torch.tensor(numbers, dtype=torch.float64).to(self.bias) if knots else None
-            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("left", left, persistent=False)
+        self.register_buffer("lengths", lengths, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """The columns, then what their waves and ramps give, then the steps."""
@@ -225,7 +228,7 @@ class Waves(nn.Module):
         mixed = torch.baddbmm(self.bias[:, None], waves.transpose(0, 1), self.weight)
         if self.ramps is not None and self.left is not None and self.lengths is not None:
             own = input if self.takes_all else input[..., self.columns]
-            ramps = ((own[..., None] - self.left) / self.lengths).clamp(0, 1) - 0.5
+            ramps = _risen(own, self.left, self.lengths)
             mixed = torch.baddbmm(mixed, ramps.transpose(0, 1), self.ramps * _SLOWLY)
         return mixed.transpose(0, 1).flatten(1)
 
@@ -259,6 +262,76 @@ class Waves(nn.Module):
                 found[:, count:end] = (mixed.swapaxes(0, 1) + bias).reshape(len(x), -1)
             if len(stepped):
                 found[:, end:] = ((x[:, stepped] > thresholds) - 0.5) * height
+            return found
+
+        return function
+
+
+def _places(knots: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+    """Where the ramps between the knots of each column begin and how long they are.
+
+    Both `(column, ramp)`, in double precision. Columns with fewer ramps than others have some that
+    begin where no value is.
+    """
+    most = max(map(len, knots)) - 1
+    left = [[*column[:-1], *[_FAR] * (most - len(column) + 1)] for column in knots]
+    lengths = [
+        [b - a for a, b in pairwise(column)] + [1.0] * (most - len(column) + 1) for column in knots
+    ]
+    return torch.tensor(left, dtype=torch.float64), torch.tensor(lengths, dtype=torch.float64)
+
+
+def _risen(columns: Tensor, left: Tensor, lengths: Tensor) -> Tensor:
+    """How far each ramp has risen, from −½ to ½: `(batch, column)` → `(batch, column, ramp)`."""
+    return ((columns[..., None] - left) / lengths).clamp(0, 1) - 0.5
+
+
+class RampedHead(nn.Module):
+    """A linear head that adds a piecewise linear function of each column of the input.
+
+    Args:
+        linear: of the hidden state.
+        columns: of the input, that are looked at.
+        knots: for each of them two or more numbers that ascend. Its ramps start at zero.
+    """
+
+    takes_context = True  # the input
+
+    columns: Tensor
+    left: Tensor
+    lengths: Tensor
+
+    def __init__(self, linear: nn.Linear, columns: Sequence[int], knots: Sequence[Sequence[float]]):
+        super().__init__()
+        self.linear = linear
+        left, lengths = (part.to(linear.weight) for part in _places(knots))
+        self.ramps = nn.Parameter(linear.weight.new_zeros(left.numel(), linear.out_features))
+        chosen = torch.tensor(list(columns), dtype=torch.long, device=left.device)
+        for name, tensor in (("columns", chosen), ("left", left), ("lengths", lengths)):
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, state: Tensor, input: Tensor) -> Tensor:
+        """`(batch, width)` and the input `(batch, column)` → `(batch, out_features)`."""
+        return self.linear(state) + self.risen(input) @ self.ramps
+
+    def risen(self, input: Tensor) -> Tensor:
+        """How far all ramps have risen, `(batch, column)` → `(batch, ramp)`."""
+        return _risen(input[..., self.columns], self.left, self.lengths).flatten(1)
+
+    @staticmethod
+    def skips_in_numpy(heads: "Sequence[RampedHead]") -> Function:
+        """The ramps' part of heads with the same knots, for few rows.
+
+        `(batch, column)` → `(head, batch, out_features)`.
+        """
+        first = heads[0]
+        columns, left, lengths = first.columns.numpy(), values(first.left), values(first.lengths)
+        weights = np.array([values(head.ramps) for head in heads])
+
+        def function(x: Floats) -> Floats:
+            rises = (x[:, columns][..., None] - left) / lengths
+            rises = np.clip(rises, 0, 1, out=rises) - 0.5
+            found: Floats = np.matmul(rises.reshape(len(x), -1), weights)
             return found
 
         return function
