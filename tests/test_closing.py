@@ -30,7 +30,7 @@ def pair():
     """The same training, without and with the last step."""
     x, y = stairs(900)
     options = {**QUICK, "epochs": 20}
-    return x, y, *(UDNRegressor(closing=c, **options).fit(x, y) for c in (False, True))
+    return x, y, *(UDNRegressor(least_squares=c, **options).fit(x, y) for c in (False, True))
 
 
 @pytest.mark.parametrize("shape", [(60, 8), (20, 50)])
@@ -71,6 +71,28 @@ def test_what_held_out_rows_do_not_confirm_is_left():
     lucky = np.zeros((1, 400, 1))
     lucky[0, 5] = before[5]
     assert _best(before, lucky, ones) is None
+
+
+def test_numbers_beyond_all_bounds_change_nothing(monkeypatch):
+    before, changes = np.ones((40, 1)), np.full((2, 40, 1), np.nan)
+    assert _best(before, changes, np.ones(40)) is None
+    x, y = stairs(300)
+    plain = UDNRegressor(least_squares=False, **QUICK).fit(x, y).predict(x)
+
+    def fails(_):
+        raise np.linalg.LinAlgError("no eigenvalues")
+
+    monkeypatch.setattr(np.linalg, "eigh", fails)
+    np.testing.assert_array_equal(UDNRegressor(**QUICK).fit(x, y).predict(x), plain)
+
+
+def test_a_time_limit_leaves_it_out_where_it_would_take_long(monkeypatch):
+    x, y = stairs(300)
+    model = UDNRegressor(time_limit=60, **QUICK).fit(x, y)
+    assert type(model.model_.network.heads["1"]) is RampedHead
+    monkeypatch.setattr(closing, "_SPEED", 1e4)
+    model = UDNRegressor(time_limit=60, **QUICK).fit(x, y)
+    assert type(model.model_.network.heads["1"]) is not RampedHead
 
 
 def test_it_finds_what_training_left(pair):
@@ -160,7 +182,7 @@ def test_who_has_no_such_heads_is_left_alone():
         {"ensemble": "shared", "n_members": 2},
         {"refit": True},
         {"validation_fraction": 0.0},
-        {"closing": False},
+        {"least_squares": False},
     ):
         model = UDNRegressor(**{**QUICK, "epochs": 2, **options}).fit(x, y)
         assert RampedHead not in {type(h) for h in model.model_.network.heads.values()}

@@ -13,6 +13,8 @@ is added to the heads.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +35,18 @@ _LEAST_LEARNT, _LEAST_HELD = 100, 30  # rows, that they can tell
 _MOST_LEARNT, _MOST_HELD = 10_000, 20_000  # more say no more
 _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
-_CONSTANT = 1e3
+_CONSTANT = 1e3  # a feature
+_SPEED = 1e10  # products a second, on one slow core
 _LEAST_MASS = 0.01  # of a depth: what hardly counts is left as it is
 
 
 @torch.no_grad()
 def close(
-    models: Sequence[UDN], scalings: Scalings, learnt: WeightedRows | None, held: WeightedRows
+    models: Sequence[UDN],
+    scalings: Scalings,
+    learnt: WeightedRows | None,
+    held: WeightedRows,
+    seconds: float | None = None,
 ) -> bool:
     """Add to the heads of trained models what least squares find; whether any has gained by it.
 
@@ -48,13 +55,36 @@ def close(
         scalings: of the rows.
         learnt: rows that were learnt from, if they are at hand.
         held: rows that were not.
+        seconds: that it may take, about; None for any.
     """
     if learnt is None or len(learnt.x) < _LEAST_LEARNT or len(held.x) < _LEAST_HELD:
         return False
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
-    done = [_close(model, scalings, some, judges) for model in models if _can(model)]
+    able = [model for model in models if _can(model)]
+    if seconds is not None and sum(_seconds(model, len(some.x)) for model in able) > seconds:
+        return False
+    done = []
+    for model in able:
+        # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers.
+        with suppress(np.linalg.LinAlgError), np.errstate(all="ignore"):
+            done.append(_close(model, scalings, some, judges))
     return any(done)
+
+
+def _seconds(model: UDN, rows: int) -> float:
+    """How long that takes for a model, about."""
+    depths = 1 + int((model.depth_log_probs().exp() >= _LEAST_MASS).sum())
+    layers = model.layers
+    assert isinstance(layers, TableDense)
+    features = layers.width + _count(len(layers.embedded)) * len(layers.embedded)
+    smaller = min(features, rows)
+    return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
+
+
+def _count(columns: int) -> int:
+    """Ramps of each of so many columns."""
+    return min(_RAMPS, max(1, _MOST_RAMPS // columns))
 
 
 def _can(model: UDN) -> bool:
@@ -77,7 +107,7 @@ def _close(model: UDN, scalings: Scalings, learnt: WeightedRows, held: WeightedR
     rows = [scalings.inputs.apply(part.x) for part in (learnt, held)]
     targets = [scalings.targets.apply(part.y) for part in (learnt, held)]
     columns = model.layers.embedded
-    places = knots(rows[0], columns, min(_RAMPS, max(1, _MOST_RAMPS // len(columns))))
+    places = knots(rows[0], columns, _count(len(columns)))
     frozen = model.freeze().double().cpu()
     ramped = RampedHead(nn.Linear(1, 1).double(), columns, places)
     inputs = [torch.from_numpy(np.ascontiguousarray(x)).double() for x in rows]
@@ -90,7 +120,7 @@ def _close(model: UDN, scalings: Scalings, learnt: WeightedRows, held: WeightedR
     ]
     weights = np.sqrt(learnt.weights / learnt.weights.mean())[:, None]
     alone = _Ridge(rises[0] * weights)
-    found: dict[int, list[Floats]] = {}  # by depth: coefficients, of each way and λ
+    found: dict[int, list[NDArray[Any]]] = {}  # by depth: coefficients, of each way and λ
     changes = []
     for place, q in enumerate(probs):
         if q < _LEAST_MASS:
@@ -103,6 +133,8 @@ def _close(model: UDN, scalings: Scalings, learnt: WeightedRows, held: WeightedR
         of_states = np.zeros((own.shape[1] - rises[0].shape[1], size))
         found[first + place] = [np.vstack([of_states, one]) for one in alone(left)]
         found[first + place] += _Ridge(own * weights)(left)
+        # As the network has them: very large ones lose by it.
+        found[first + place] = [one.astype(np.float32) for one in found[first + place]]
         changes.append(q * np.array([others @ one for one in found[first + place]]))
     before = targets[1] - np.tensordot(probs, np.array(means[1]), 1)
     chosen = _best(before, np.sum(changes, 0), held.weights)
@@ -147,13 +179,13 @@ def _best(before: Floats, changes: Floats, weights: Floats) -> int | None:
     """
     gains = (before**2 - (before - changes) ** 2).sum(2)  # (way, rows)
     share = weights / weights.sum()
-    mean = gains @ share
+    mean = np.nan_to_num(gains @ share, nan=-np.inf, posinf=-np.inf)
     best = int(np.argmax(mean))
     error = float(np.sqrt((share**2 * (gains[best] - mean[best]) ** 2).sum()))
-    return best if mean[best] > _SURE * error else None
+    return best if np.isfinite(mean[best]) and mean[best] > _SURE * error else None
 
 
-def _install(model: UDN, places: list[list[float]], found: dict[int, Floats]) -> None:
+def _install(model: UDN, places: list[list[float]], found: dict[int, NDArray[Any]]) -> None:
     """Give all heads ramps, and to those of some depths what was found for them."""
     layers, heads = model.layers, model.network.heads
     assert isinstance(layers, TableDense)

@@ -30,6 +30,8 @@ from unbounded.predictive import combine
 from unbounded.schema import FileError, flag
 from unbounded.training import preset
 
+_SHARE = 0.05  # of a time limit, that least squares may take
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class UDNRegressor(RegressorMixin, UDNEstimator):
@@ -40,7 +42,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     Arguments:
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
-        closing: after training, fit what heads and single columns can still explain by least
+        least_squares: after training, fit what heads and single columns can still explain by least
             squares, where held-out rows show a gain (`unbounded.estimators.closing`).
 
     Example:
@@ -52,7 +54,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     """
 
     standardize_target: bool = True
-    closing: bool = True
+    least_squares: bool = True
     _needed: ClassVar = ("mean", "mean", "Gaussian")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
@@ -230,8 +232,9 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         return Scalings(super()._scalings(train).inputs, targets)
 
     def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
-        if self.closing and not self._goes_on():
-            close(models, scalings, learnt, held)
+        if self.least_squares and not self._goes_on():
+            seconds = None if self.time_limit is None else _SHARE * self.time_limit
+            close(models, scalings, learnt, held, seconds)
 
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:
