@@ -224,3 +224,89 @@ def test_exported_models_have_closed_heads(pair, tmp_path):
     kind = np.float64 if "double" in given.type else np.float32
     found = session.run(["mean"], {given.name: x[:40].astype(kind)})[0]
     np.testing.assert_allclose(found, closed.predict(x[:40]), rtol=1e-4, atol=1e-4)
+
+
+def test_members_gain_together_or_not_at_all(tmp_path):
+    """Judged one by one, some would have ramps and others not, and no file could hold them."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(300, 3))
+    y = x[:, 0] + 0.58 * np.sign(np.sin(5 * x[:, 1])) + 0.7 * rng.normal(size=300)
+    options = {**QUICK, "epochs": 6, "n_members": 4}
+    model = UDNRegressor(**options).fit(x, y)
+    kinds = {type(head) for m in model.members_ for head in m.network.heads.values()}
+    assert len(kinds) == 1
+    model.save(tmp_path / "four.udn")
+    again = UDNRegressor.load(tmp_path / "four.udn")
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
+def test_columns_of_one_value_have_a_ramp_where_no_value_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(closing, "_MOST_LEARNT", 200)
+    x, y = stairs(900)
+    x[:, 2] = 0
+    x[:2, 2] = 1, 2  # too few to be among those that are looked at
+    model = UDNRegressor(**{**QUICK, "random_state": 1}).fit(x, y)
+    assert type(model.model_.network.heads["1"]) is RampedHead
+    assert min(map(len, model.model_.layers.head_knots)) >= 2
+    model.save(tmp_path / "model.udn")
+    again = UDNRegressor.load(tmp_path / "model.udn")
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    # The same of the first layer, where values are one in single precision.
+    x[:, 2] = 1e8 + np.arange(900) % 3
+    UDNRegressor(standardize=False, **{**QUICK, "epochs": 1}).fit(x, y)
+
+
+def test_layers_of_ones_own_stay_as_they_are(tmp_path):
+    x, y = stairs(500)
+    layers = ub.TableDense(3, 16, 1)
+    plain = UDNRegressor(layers=layers, least_squares=False, **QUICK).fit(x, y)
+    closed = UDNRegressor(layers=layers, **QUICK).fit(x, y)
+    assert layers.head_knots == []
+    assert closed.model_.layers.head_knots == closed.model_.network.layers.head_knots != []
+    first = closed.predict(x)
+    np.testing.assert_array_equal(closed.fit(x, y).predict(x), first)
+    plain.save(tmp_path / "plain.udn")
+    again = UDNRegressor.load(tmp_path / "plain.udn")
+    np.testing.assert_array_equal(again.predict(x), plain.predict(x))
+
+
+def test_many_depths_of_little_mass():
+    x, y = stairs(250)
+    family = ub.FiniteDepth(120)
+    options = {**QUICK, "width": 4, "epochs": 1}
+    model = UDNRegressor(depth=family, **options).fit(x, y)
+    assert np.isfinite(model.predict(x)).all()
+
+
+def test_noise_that_is_not_calibrated_keeps_its_mean():
+    x, y = stairs(400)
+    from unbounded.likelihoods import FixedNoise, InputNoise
+
+    for options in (
+        {"calibrate": False},
+        {"likelihood": ub.Gaussian(InputNoise())},
+        {"likelihood": ub.Gaussian(FixedNoise(0.5))},
+    ):
+        model = UDNRegressor(**QUICK, **options).fit(x, y)
+        assert type(model.model_.network.heads["1"]) is torch.nn.Linear
+    learnt = UDNRegressor(likelihood=ub.Gaussian(), **QUICK).fit(x, y)
+    assert type(learnt.model_.network.heads["1"]) is RampedHead
+
+
+def test_rows_of_hardly_any_weight_do_not_count():
+    x, y = stairs(400)
+    weights = np.full(400, 1e-9)
+    weights[:60] = 1.0
+    model = UDNRegressor(**QUICK).fit(x, y, sample_weight=weights)
+    assert type(model.model_.network.heads["1"]) is torch.nn.Linear
+
+
+def test_heads_with_other_knots_are_left_to_torch(pair):
+    x, _, _, closed = pair
+    model = copy.deepcopy(closed)
+    heads = model.model_.network.heads
+    linear, knots = heads["1"].linear, [[-1.0, 1.0]] * 3
+    heads["1"] = RampedHead(linear, [0, 1, 2], knots).eval()
+    with torch.no_grad():
+        heads["1"].ramps.fill_(0.3)
+    np.testing.assert_allclose(model.predict(x[:5]), model.predict(x)[:5], rtol=1e-9, atol=1e-9)

@@ -7,14 +7,15 @@ So for each depth ℓ what its mean leaves of the targets, r_i = y_i − μ_ℓ(
     min over w, v, b of  Σ_i ω_i [r_i − w·h_ℓ(x_i) − v·ρ(x_i) − b]² + λ(‖w‖² + ‖v‖²),
 
 over the rows that were learnt from, with weights ω and with ramps ρ between many quantiles of each
-column; or with w = 0. Held-out rows choose between both, and λ, the same for all depths; and
-whether to take any: the squared error of the mixture must fall by more than its noise. The result
-is added to the heads.
+column; or with w = 0. Held-out rows choose between both, and λ, the same for all depths and
+members; and whether to take any: the squared error of the mixture must fall by more than its noise.
+The result is added to the heads. Noise is calibrated afterwards.
 """
 
+import copy
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unbounded.estimators.rows import Scalings, WeightedRows, knots
+from unbounded.frozen import Frozen
 from unbounded.layers import TableDense
 from unbounded.layers.tables import RampedHead
-from unbounded.likelihoods import Gaussian
+from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, ScaledInputNoise
 from unbounded.model import UDN
 
 Floats = NDArray[np.float64]
@@ -37,7 +39,7 @@ _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
 _CONSTANT = 1e3  # a feature
 _SPEED = 1e10  # products a second, on one slow core
-_LEAST_MASS = 0.01  # of a depth: what hardly counts is left as it is
+_LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 
 
 @torch.no_grad()
@@ -48,100 +50,141 @@ def close(
     held: WeightedRows,
     seconds: float | None = None,
 ) -> bool:
-    """Add to the heads of trained models what least squares find; whether any has gained by it.
+    """Add to the heads of trained models what least squares find; whether anything was found.
 
     Args:
-        models: the members, each of which goes by itself.
+        models: the members, whose mean is judged.
         scalings: of the rows.
         learnt: rows that were learnt from, if they are at hand.
         held: rows that were not.
         seconds: that it may take, about; None for any.
     """
-    if learnt is None or len(learnt.x) < _LEAST_LEARNT or len(held.x) < _LEAST_HELD:
+    if learnt is None or not all(map(_can, models)):
+        return False
+    if _count_of(learnt) < _LEAST_LEARNT or _count_of(held) < _LEAST_HELD:
         return False
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
-    able = [model for model in models if _can(model)]
-    if seconds is not None and sum(_seconds(model, len(some.x)) for model in able) > seconds:
+    if seconds is not None and sum(_seconds(model, len(some.x)) for model in models) > seconds:
         return False
-    done = []
-    for model in able:
-        # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers.
-        with suppress(np.linalg.LinAlgError), np.errstate(all="ignore"):
-            done.append(_close(model, scalings, some, judges))
-    return any(done)
+    # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
+    # wrong here, the models are as good as they were.
+    with suppress(np.linalg.LinAlgError, MemoryError), np.errstate(all="ignore"):
+        return _close(models, scalings, some, judges)
+    return False
+
+
+def _can(model: UDN) -> bool:
+    """Whether its heads are linear and give means, and its noise can be calibrated afterwards."""
+    layers, likelihood = model.layers, model.likelihood
+    return (
+        type(layers) is TableDense
+        and type(likelihood) in (Gaussian, BalancedGaussian)
+        and isinstance(likelihood.noise, LearntNoise | ScaledInputNoise)
+        and not layers.head_knots
+        and bool(layers.embedded)
+        and all(type(head) is nn.Linear for head in model.network.heads.values())
+    )
+
+
+def _count_of(rows: WeightedRows) -> float:
+    """For how many rows of equal weight they count."""
+    total = float(rows.weights.sum())
+    return total**2 / float((rows.weights**2).sum()) if total else 0.0
 
 
 def _seconds(model: UDN, rows: int) -> float:
     """How long that takes for a model, about."""
-    depths = 1 + int((model.depth_log_probs().exp() >= _LEAST_MASS).sum())
     layers = model.layers
     assert isinstance(layers, TableDense)
-    features = layers.width + _count(len(layers.embedded)) * len(layers.embedded)
+    features = layers.width + _ramps_of(len(layers.embedded)) * len(layers.embedded)
     smaller = min(features, rows)
+    depths = 1 + len(model.network.heads)
     return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
 
 
-def _count(columns: int) -> int:
+def _ramps_of(columns: int) -> int:
     """Ramps of each of so many columns."""
     return min(_RAMPS, max(1, _MOST_RAMPS // columns))
 
 
-def _can(model: UDN) -> bool:
-    """Whether its heads are linear and give means: they can be changed in this way."""
-    layers, heads = model.layers, model.network.heads.values()
-    return (
-        type(layers) is TableDense
-        and isinstance(model.likelihood, Gaussian)
-        and not layers.head_knots
-        and bool(layers.embedded)
-        and all(type(head) is nn.Linear for head in heads)
-    )
-
-
-def _close(model: UDN, scalings: Scalings, learnt: WeightedRows, held: WeightedRows) -> bool:
-    assert isinstance(model.layers, TableDense)
+def _close(
+    models: Sequence[UDN], scalings: Scalings, learnt: WeightedRows, held: WeightedRows
+) -> bool:
+    first: Any = models[0].layers
     assert scalings.targets is not None
-    first, _ = model.support()
-    probs = model.depth_log_probs().double().exp().cpu().numpy()
     rows = [scalings.inputs.apply(part.x) for part in (learnt, held)]
     targets = [scalings.targets.apply(part.y) for part in (learnt, held)]
-    columns = model.layers.embedded
-    places = knots(rows[0], columns, _count(len(columns)))
-    frozen = model.freeze().double().cpu()
+    columns = first.embedded
+    places = knots(rows[0], columns, _ramps_of(len(columns)))
     ramped = RampedHead(nn.Linear(1, 1).double(), columns, places)
     inputs = [torch.from_numpy(np.ascontiguousarray(x)).double() for x in rows]
-    states = [frozen.stack().states(x)[first - 1 :] for x in inputs]
     rises = [_with_constant(ramped.risen(x).numpy()) for x in inputs]
-    size = targets[0].shape[1]
-    means = [
-        [head(state)[:, :size].numpy() for head, state in zip(frozen.heads, of_rows, strict=True)]
-        for of_rows in states
-    ]
-    weights = np.sqrt(learnt.weights / learnt.weights.mean())[:, None]
+    weights = np.sqrt(learnt.weights)[:, None]
     alone = _Ridge(rises[0] * weights)
-    found: dict[int, list[NDArray[Any]]] = {}  # by depth: coefficients, of each way and λ
-    changes = []
-    for place, q in enumerate(probs):
-        if q < _LEAST_MASS:
-            continue
-        left = (targets[0] - means[0][place]) * weights
-        own, others = (
-            np.hstack([state[place].numpy(), ramp])
-            for state, ramp in zip(states, rises, strict=True)
-        )
-        of_states = np.zeros((own.shape[1] - rises[0].shape[1], size))
-        found[first + place] = [np.vstack([of_states, one]) for one in alone(left)]
-        found[first + place] += _Ridge(own * weights)(left)
-        # As the network has them: very large ones lose by it.
-        found[first + place] = [one.astype(np.float32) for one in found[first + place]]
-        changes.append(q * np.array([others @ one for one in found[first + place]]))
-    before = targets[1] - np.tensordot(probs, np.array(means[1]), 1)
-    chosen = _best(before, np.sum(changes, 0), held.weights)
+    ways = [_ways(model, inputs, rises, targets[0], weights, alone) for model in models]
+    before = targets[1] - np.mean([one.mean for one in ways], 0)
+    chosen = _best(before, np.mean([one.changes for one in ways], 0), held.weights)
     if chosen is None:
         return False
-    _install(model, places, {depth: ways[chosen] for depth, ways in found.items()})
+    for model, one in zip(models, ways, strict=True):
+        _install(model, places, {depth: found[chosen] for depth, found in one.found.items()})
     return True
+
+
+class _Ways(NamedTuple):
+    """What least squares find for a model, by ramps alone or with states too, with every λ."""
+
+    mean: Floats  # of the mixture over depths before, (held-out row, target)
+    changes: Floats  # of that mean, (way, held-out row, target)
+    found: dict[int, list[NDArray[Any]]]  # by depth: coefficients of each way
+
+
+def _ways(
+    model: UDN,
+    inputs: Sequence[Tensor],
+    rises: Sequence[Floats],
+    targets: Floats,
+    weights: Floats,
+    alone: "_Ridge",
+) -> _Ways:
+    """The ways of one model.
+
+    Args:
+        model: trained.
+        inputs: of rows that were learnt from and of those held out, `(rows, column)`.
+        rises: how far their ramps have risen, and a constant, `(rows, ramp)`.
+        targets: of the former, `(rows, target)`.
+        weights: the roots of how often these count, `(rows, 1)`.
+        alone: least squares by the ramps alone.
+    """
+    first, _ = model.support()
+    frozen = model.freeze().double().cpu()
+    probs = frozen.depth_probs.numpy() / float(frozen.depth_probs.sum())
+    states = [[state.numpy() for state in _states(frozen, x, first)] for x in inputs]
+    size = targets.shape[1]
+    mean, changes = 0.0, 0.0
+    found: dict[int, list[NDArray[Any]]] = {}
+    for place, q in enumerate(probs):
+        head: Any = frozen.heads[place]
+        own, others = (torch.from_numpy(part[place]) for part in states)
+        mean = mean + q * head(others)[:, :size].numpy()
+        if q < _LEAST_MASS * probs.max():
+            continue
+        left = (targets - head(own)[:, :size].numpy()) * weights
+        both, seen = (np.hstack([part[place], r]) for part, r in zip(states, rises, strict=True))
+        no_states = np.zeros((head.in_features, size))
+        all_ways = [np.vstack([no_states, one]) for one in alone(left)]
+        all_ways += _Ridge(both * weights)(left)
+        # As the network has them: very large ones lose by it.
+        found[first + place] = [one.astype(np.float32) for one in all_ways]
+        changes = changes + q * np.array([seen @ one for one in found[first + place]])
+    return _Ways(np.asarray(mean), np.asarray(changes), found)
+
+
+def _states(frozen: Frozen, x: Tensor, first: int) -> list[Tensor]:
+    """What the heads see."""
+    return frozen.stack().states(x)[first - 1 :]
 
 
 def _with_constant(features: Floats) -> Floats:
@@ -187,9 +230,11 @@ def _best(before: Floats, changes: Floats, weights: Floats) -> int | None:
 
 def _install(model: UDN, places: list[list[float]], found: dict[int, NDArray[Any]]) -> None:
     """Give all heads ramps, and to those of some depths what was found for them."""
-    layers, heads = model.layers, model.network.heads
+    # A copy: layers may be the user's own, and of several models.
+    layers, heads = copy.copy(model.layers), model.network.heads
     assert isinstance(layers, TableDense)
     layers.head_knots = places
+    model.layers = model.network.layers = layers
     for name, head in list(heads.items()):
         assert isinstance(head, nn.Linear)
         ramped = RampedHead(head, layers.embedded, places).train(head.training)

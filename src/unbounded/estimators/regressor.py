@@ -43,7 +43,8 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
         least_squares: after training, fit what heads and single columns can still explain by least
-            squares, where held-out rows show a gain (`unbounded.estimators.closing`).
+            squares, where held-out rows show a gain (`unbounded.estimators.closing`); not
+            without `calibrate`: the noise would be that of before.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -232,7 +233,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         return Scalings(super()._scalings(train).inputs, targets)
 
     def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
-        if self.least_squares and not self._goes_on():
+        if self.least_squares and self.calibrate and not self._goes_on():
             seconds = None if self.time_limit is None else _SHARE * self.time_limit
             close(models, scalings, learnt, held, seconds)
 

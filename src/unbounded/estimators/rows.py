@@ -129,15 +129,19 @@ def numbers(x: Array) -> list[int]:
 def knots(x: Array, columns: Sequence[int], count: int) -> list[list[float]]:
     """Quantiles of columns, between which `count` ramps rise; fewer where values are few.
 
+    Two at least: a column of one value, or of values that are one in single precision, has a ramp
+    where no value is.
+
     Args:
         x: rows as the network sees them, `(rows, column)`.
-        columns: some of them, each with more than one value.
+        columns: some of them.
         count: of ramps.
     """
     places = np.linspace(0, 1, count + 1)
     # Distinct in single precision, in which networks are trained.
     found = np.quantile(x[:, columns], places, axis=0).T.astype(np.float32)
-    return [np.unique(column).tolist() for column in found]
+    distinct = [np.unique(column).tolist() for column in found]
+    return [two if len(two) > 1 else [two[0], two[0] + max(1.0, abs(two[0]))] for two in distinct]
 
 
 def outweighing(weights: Array, fraction: float) -> NDArray[np.bool_]:

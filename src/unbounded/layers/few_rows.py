@@ -108,7 +108,8 @@ def _skips(heads: Sequence[nn.Module]) -> tuple[Function | None, Sequence[nn.Mod
     if not offered or not all(is_plain(head, kind) for head in heads):
         return None, heads
     parts: list[Any] = list(heads)
-    return kind.skips_in_numpy(parts), [part.linear for part in parts]
+    skip = kind.skips_in_numpy(parts)
+    return (None, heads) if skip is None else (skip, [part.linear for part in parts])
 
 
 def together(functions: Sequence[Function]) -> Function:

@@ -319,12 +319,15 @@ class RampedHead(nn.Module):
         return _risen(input[..., self.columns], self.left, self.lengths).flatten(1)
 
     @staticmethod
-    def skips_in_numpy(heads: "Sequence[RampedHead]") -> Function:
-        """The ramps' part of heads with the same knots, for few rows.
+    def skips_in_numpy(heads: "Sequence[RampedHead]") -> Function | None:
+        """The ramps' part of heads for few rows; None unless all have the same knots.
 
         `(batch, column)` → `(head, batch, out_features)`.
         """
         first = heads[0]
+        for name in ("columns", "left", "lengths"):
+            if not all(torch.equal(getattr(first, name), getattr(head, name)) for head in heads):
+                return None
         columns, left, lengths = first.columns.numpy(), values(first.left), values(first.lengths)
         weights = np.array([values(head.ramps) for head in heads])
 
