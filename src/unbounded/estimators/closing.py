@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unbounded.estimators.rows import Scalings, WeightedRows, knots
-from unbounded.frozen import Frozen
+from unbounded.estimators.rows import Scalings, WeightedRows, equal_rows, knots
 from unbounded.layers import TableDense
 from unbounded.layers.tables import RampedHead
 from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, ScaledInputNoise
@@ -61,7 +60,8 @@ def close(
     """
     if learnt is None or not all(map(_can, models)):
         return False
-    if _count_of(learnt) < _LEAST_LEARNT or _count_of(held) < _LEAST_HELD:
+    few = (learnt, _LEAST_LEARNT), (held, _LEAST_HELD)
+    if any(equal_rows(rows.weights) < least for rows, least in few):
         return False
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
@@ -87,12 +87,6 @@ def _can(model: UDN) -> bool:
     )
 
 
-def _count_of(rows: WeightedRows) -> float:
-    """For how many rows of equal weight they count."""
-    total = float(rows.weights.sum())
-    return total**2 / float((rows.weights**2).sum()) if total else 0.0
-
-
 def _seconds(model: UDN, rows: int) -> float:
     """How long that takes for a model, about."""
     layers = model.layers
@@ -111,14 +105,13 @@ def _ramps_of(columns: int) -> int:
 def _close(
     models: Sequence[UDN], scalings: Scalings, learnt: WeightedRows, held: WeightedRows
 ) -> bool:
-    first: Any = models[0].layers
-    assert scalings.targets is not None
-    rows = [scalings.inputs.apply(part.x) for part in (learnt, held)]
-    targets = [scalings.targets.apply(part.y) for part in (learnt, held)]
-    columns = first.embedded
-    places = knots(rows[0], columns, _ramps_of(len(columns)))
+    layers = models[0].layers
+    assert isinstance(layers, TableDense)
+    seen = [scalings.tensors(part, models[0]) for part in (learnt, held)]
+    inputs, targets = [x for x, _, _ in seen], [y.numpy() for _, y, _ in seen]
+    columns = layers.embedded
+    places = knots(inputs[0].numpy(), columns, _ramps_of(len(columns)))
     ramped = RampedHead(nn.Linear(1, 1).double(), columns, places)
-    inputs = [torch.from_numpy(np.ascontiguousarray(x)).double() for x in rows]
     rises = [_with_constant(ramped.risen(x).numpy()) for x in inputs]
     weights = np.sqrt(learnt.weights)[:, None]
     alone = _Ridge(rises[0] * weights)
@@ -161,7 +154,8 @@ def _ways(
     first, _ = model.support()
     frozen = model.freeze().double().cpu()
     probs = frozen.depth_probs.numpy() / float(frozen.depth_probs.sum())
-    states = [[state.numpy() for state in _states(frozen, x, first)] for x in inputs]
+    stack = frozen.stack()
+    states = [[state.numpy() for state in stack.states(x)[first - 1 :]] for x in inputs]
     size = targets.shape[1]
     mean, changes = 0.0, 0.0
     found: dict[int, list[NDArray[Any]]] = {}
@@ -180,11 +174,6 @@ def _ways(
         found[first + place] = [one.astype(np.float32) for one in all_ways]
         changes = changes + q * np.array([seen @ one for one in found[first + place]])
     return _Ways(np.asarray(mean), np.asarray(changes), found)
-
-
-def _states(frozen: Frozen, x: Tensor, first: int) -> list[Tensor]:
-    """What the heads see."""
-    return frozen.stack().states(x)[first - 1 :]
 
 
 def _with_constant(features: Floats) -> Floats:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.estimators.rows import equal_rows
 from unbounded.schema import FileError, list_of, optional, real
 
 Floats = NDArray[np.float64]
@@ -56,7 +57,7 @@ def find_levels(cdf: Floats, weights: Floats, seed: int = 0) -> Levels | None:
     """
     total = weights.sum()
     # A few rows that outweigh all others say no more than a few rows do.
-    rows = min(total**2 / (weights @ weights), total, len(cdf))
+    rows = min(equal_rows(weights), total, len(cdf))
     if rows < _FEWEST:
         return None
     counts = weights * (rows / total)

@@ -84,6 +84,11 @@ def _within_bounds(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     return weights if bounded == largest else weights / largest * bounded
 
 
+def equal_rows(weights: Array) -> float:
+    """How many rows of equal weight would say as much as these, (Σw)²/Σw²."""
+    return float(weights.sum()) ** 2 / float(weights @ weights)
+
+
 def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> WeightedRows:
     """Equal rows become one that counts as often as they did together; rows of weight 0 go.
 

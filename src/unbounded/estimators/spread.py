@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from unbounded.estimators.rows import equal_rows
+
 Floats = NDArray[np.float64]
 
 _ROWS_A_KNOT = 20
@@ -34,7 +36,7 @@ class Errors(NamedTuple):
     def effective(self) -> float:
         """Of rows: a few that outweigh all others say no more than a few do."""
         total = self.weights.sum()
-        return float(min(total**2 / (self.weights @ self.weights), total, len(self.z)))
+        return float(min(equal_rows(self.weights), total, len(self.z)))
 
 
 def find_bend(held: Errors, learnt: Errors | None = None, seed: int = 0) -> Bend | None:

@@ -256,8 +256,7 @@ class Waves(nn.Module):
                 mixed = np.matmul(np.cos(angles, out=angles).swapaxes(0, 1), weight)
                 if ramps is not None:
                     left, lengths, weights = ramps
-                    rises = ((x if chosen is None else x[:, chosen])[..., None] - left) / lengths
-                    rises = np.clip(rises, 0, 1, out=rises) - 0.5
+                    rises = _risen_in_numpy(x if chosen is None else x[:, chosen], left, lengths)
                     mixed += np.matmul(rises.swapaxes(0, 1), weights)
                 found[:, count:end] = (mixed.swapaxes(0, 1) + bias).reshape(len(x), -1)
             if len(stepped):
@@ -284,6 +283,13 @@ def _places(knots: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 def _risen(columns: Tensor, left: Tensor, lengths: Tensor) -> Tensor:
     """How far each ramp has risen, from −½ to ½: `(batch, column)` → `(batch, column, ramp)`."""
     return ((columns[..., None] - left) / lengths).clamp(0, 1) - 0.5
+
+
+def _risen_in_numpy(columns: Floats, left: Floats, lengths: Floats) -> Floats:
+    """The same of arrays."""
+    rises = (columns[..., None] - left) / lengths
+    found: Floats = np.clip(rises, 0, 1, out=rises) - 0.5
+    return found
 
 
 class RampedHead(nn.Module):
@@ -332,8 +338,7 @@ class RampedHead(nn.Module):
         weights = np.array([values(head.ramps) for head in heads])
 
         def function(x: Floats) -> Floats:
-            rises = (x[:, columns][..., None] - left) / lengths
-            rises = np.clip(rises, 0, 1, out=rises) - 0.5
+            rises = _risen_in_numpy(x[:, columns], left, lengths)
             found: Floats = np.matmul(rises.reshape(len(x), -1), weights)
             return found
 
