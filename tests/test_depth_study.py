@@ -647,6 +647,14 @@ def test_starts_that_do_not_matter_are_trained_once(finished, tmp_path, monkeypa
     same = [{name: r[name] for name in r if name != "same_as"} for r in same]
     assert timeless([{"runs": found}]) == timeless([{"runs": same}])
 
+    # A deep start has more layers from the beginning, which nothing uses: the same network.
+    few = Settings(seeds=(0,), starts=(1.0, 4.0, 16.0))
+    population = runs.populations([PROBLEMS["tent-3"]], few)
+    udns = next(one for one in population if one.kind == "udn")
+    left, rows = real(udns, few, runs.Place("cpu", tmp_path))
+    assert not left.runs
+    assert [(row["start"], row["same_as"]) for row in rows] == [(1.0, 4.0), (16.0, 4.0)]
+
     # Where the start matters, as with the gradient of 𝓛 in place of the rule, each is trained.
     monkeypatch.setattr(runs, "without_twins", real)
     by_rule = recipe.fitting

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unbounded import growth
 from unbounded.engines import Stacked
 from unbounded.experiments import records
 from unbounded.experiments.depth.problems import PROBLEMS, Parts, Problem
@@ -41,6 +42,7 @@ from unbounded.training.trainer import Trainer
 
 Row = dict[str, Any]
 TWIN = "same_as"  # a row's field: the start of the run that is the same from its first epoch on
+_ROUNDING = 1e-5  # of parameters after one epoch; another start that matters moves q by far more
 TRACE = 20  # points of E[ℓ] over training that are kept
 
 
@@ -200,9 +202,10 @@ def without_twins(
     """A population without runs that only differ from others by a start that does not matter.
 
     Each UDN of another start trains for an epoch, and so does the one of the usual start. If all
-    their parameters are then the same, bit for bit, so are all further steps. It is left out, and
-    has a row that names its twin: `filled` gives it that one's numbers. Both train alone on a CPU:
-    where a network stands in a population is seen in its roundings.
+    their parameters are then the same but for rounding, so are all further steps; whoever has fewer
+    layers gets the others first, as it would later on. It is left out, and has a row that names its
+    twin: `filled` gives it that one's numbers. Both train alone on a CPU: where a network stands in
+    a population is seen in its roundings, and after thousands of steps in all else.
     """
     starts = {run: start_of(PROBLEMS[run.problem], settings) for run in population.runs}
     others = [run for run in population.runs if run.start not in (None, starts[run])]
@@ -211,11 +214,14 @@ def without_twins(
     usual = list(dict.fromkeys(dataclasses.replace(run, start=starts[run]) for run in others))
     alone = dataclasses.replace(place, device="cpu", chunk=1)
     begun = fitted([*usual, *others], settings, alone, callbacks=[_FirstEpoch()])
+    most = max(model.network.num_layers for _, model, _, _ in begun)
+    for _, model, _, _ in begun:
+        growth.resize(model, most)
     states = {run: model.state_dict() for run, model, _, _ in begun}
     twins = {
         run
         for run in others
-        if _equal(states[run], states[dataclasses.replace(run, start=starts[run])])
+        if _same(states[run], states[dataclasses.replace(run, start=starts[run])])
     }
     rows = [{**dataclasses.asdict(run), TWIN: starts[run]} for run in others if run in twins]
     left = tuple(run for run in population.runs if run not in twins)
@@ -223,9 +229,11 @@ def without_twins(
     return dataclasses.replace(population, runs=left), rows
 
 
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether two states are the same, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two states are the same but for rounding."""
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name], rtol=0.0, atol=_ROUNDING) for name in one
+    )
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
