@@ -9,7 +9,16 @@ So for each depth ℓ what its mean leaves of the targets, r_i = y_i − μ_ℓ(
 over the rows that were learnt from, with weights ω and with ramps ρ between many quantiles of each
 column; or with w = 0. Held-out rows choose between both, and λ, the same for all depths and
 members; and whether to take any: the squared error of the mixture must fall by more than its noise.
-The result is added to the heads. Noise is calibrated afterwards.
+The result is added to the heads.
+
+Then columns together, on tables of up to 10,000 rows that are learnt from: with the mean μ of the
+mixture, and nearness k_j(x) = exp(−‖x − z_j‖₁/r) to up to 1,000 of these rows z,
+
+    min over v, b of  Σ_i ω_i [y_i − κ μ(x_i) − v·k(x_i) − b]² + λ vᵀKv,   K_ij = k_j(z_i).
+
+Held-out rows choose r, λ and the share κ of the network that stays, and whether to take any. With
+κ = 1 that is a Gaussian process of what the network leaves; with κ = ½ and a network that has
+learnt its rows by heart, the mean of both. Noise is calibrated afterwards.
 """
 
 import copy
@@ -24,13 +33,14 @@ from torch import Tensor, nn
 
 from unbounded.estimators.rows import Scalings, WeightedRows, equal_rows, knots
 from unbounded.layers import TableDense
+from unbounded.layers.kernels import MOST_NUMBERS, KernelHead, nearness
 from unbounded.layers.tables import RampedHead
 from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, ScaledInputNoise
 from unbounded.model import UDN
 
 Floats = NDArray[np.float64]
 
-_STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """λ to choose from."""
 _LEAST_LEARNT, _LEAST_HELD = 100, 30  # rows, that they can tell
 _MOST_LEARNT, _MOST_HELD = 10_000, 20_000  # more say no more
@@ -38,6 +48,13 @@ _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
 _CONSTANT = 1e3  # a feature
 _SPEED = 1e10  # products a second, on one slow core
+_MOST_NEAR, _LEAST_NEAR = 1000, 50  # rows to be near to
+_REACHES = (0.5, 1.0, 2.0, 4.0)  # of the median distance
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # κ
+_NEARLY_SURE = 0.5  # the same where ramps have gained surely: a choice between two gains
+_FAILURES = (np.linalg.LinAlgError, torch.linalg.LinAlgError, MemoryError)
+_MOST_VALUE = 1000.0  # Σ|v|: larger ones cancel each other, and single precision shows
+_JITTER = 1e-9  # of K, whose rows may be all but the same
 _LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 
 
@@ -69,9 +86,14 @@ def close(
         return False
     # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
     # wrong here, the models are as good as they were.
-    with suppress(np.linalg.LinAlgError, MemoryError), np.errstate(all="ignore"):
-        return _close(models, scalings, some, judges)
-    return False
+    found = False
+    with suppress(*_FAILURES), np.errstate(all="ignore"):
+        found = _close(models, scalings, some, judges)
+    if len(some.x) == len(learnt.x):
+        with suppress(*_FAILURES), np.errstate(all="ignore"):
+            sure = _NEARLY_SURE if found else _SURE
+            found = _near(models, scalings, some, judges, sure) or found
+    return found
 
 
 def _can(model: UDN) -> bool:
@@ -82,6 +104,7 @@ def _can(model: UDN) -> bool:
         and type(likelihood) in (Gaussian, BalancedGaussian)
         and isinstance(likelihood.noise, LearntNoise | ScaledInputNoise)
         and not layers.head_knots
+        and not layers.head_rows
         and bool(layers.embedded)
         and all(type(head) is nn.Linear for head in model.network.heads.values())
     )
@@ -94,7 +117,9 @@ def _seconds(model: UDN, rows: int) -> float:
     features = layers.width + _ramps_of(len(layers.embedded)) * len(layers.embedded)
     smaller = min(features, rows)
     depths = 1 + len(model.network.heads)
-    return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
+    near = min(rows, _MOST_NEAR)
+    ramps = depths * (2 * rows * features * smaller + 10 * smaller**3)
+    return (ramps + len(_REACHES) * (3 * rows * near**2 + 10 * near**3)) / _SPEED
 
 
 def _ramps_of(columns: int) -> int:
@@ -189,9 +214,11 @@ class _Ridge:
 
     def __init__(self, features: Floats):
         self.features, self.is_wide = features, features.shape[1] > features.shape[0]
-        gram = features @ features.T if self.is_wide else features.T @ features
-        values, self.vectors = np.linalg.eigh(gram)
-        self.values = np.maximum(values, 0.0)[:, None]
+        # By torch, whose threads are as many as the work is worth; NumPy's take all cores.
+        a = torch.from_numpy(features)
+        values, vectors = torch.linalg.eigh(a @ a.T if self.is_wide else a.T @ a)
+        self.vectors: Floats = vectors.numpy()
+        self.values: Floats = values.clamp(min=0.0)[:, None].numpy()
 
     def __call__(self, left: Floats) -> list[Floats]:
         """Coefficients `(feature, target)` of each λ, for what is left, `(rows, target)`."""
@@ -201,20 +228,21 @@ class _Ridge:
         return [a.T @ one for one in solved] if self.is_wide else solved
 
 
-def _best(before: Floats, changes: Floats, weights: Floats) -> int | None:
+def _best(before: Floats, changes: Floats, weights: Floats, sure: float = _SURE) -> int | None:
     """What makes held-out errors least, or None unless that is surely a gain.
 
     Args:
         before: what the mixture leaves of the targets, `(rows, target)`.
         changes: of its mean by each way and λ, `(way, rows, target)`.
         weights: how often rows count, `(rows,)`.
+        sure: standard errors by which errors must fall.
     """
     gains = (before**2 - (before - changes) ** 2).sum(2)  # (way, rows)
     share = weights / weights.sum()
     mean = np.nan_to_num(gains @ share, nan=-np.inf, posinf=-np.inf)
     best = int(np.argmax(mean))
     error = float(np.sqrt((share**2 * (gains[best] - mean[best]) ** 2).sum()))
-    return best if np.isfinite(mean[best]) and mean[best] > _SURE * error else None
+    return best if np.isfinite(mean[best]) and mean[best] > sure * error else None
 
 
 def _install(model: UDN, places: list[list[float]], found: dict[int, NDArray[Any]]) -> None:
@@ -238,3 +266,107 @@ def _add(head: RampedHead, change: Tensor) -> None:
     head.linear.weight[:size] += change[:width].T.to(head.linear.weight)
     head.ramps[:, :size] = change[width:-1].to(head.ramps)
     head.linear.bias[:size] += _CONSTANT * change[-1].to(head.linear.bias)
+
+
+def _near(
+    models: Sequence[UDN],
+    scalings: Scalings,
+    learnt: WeightedRows,
+    held: WeightedRows,
+    sure: float,
+) -> bool:
+    """Add what nearness to rows explains of what the mixture leaves; whether that is anything."""
+    seen = [scalings.tensors(part, models[0]) for part in (learnt, held)]
+    inputs, targets = [x for x, _, _ in seen], [y.numpy() for _, y, _ in seen]
+    found_rows = _rows_to_be_near(inputs[0])
+    if found_rows is None:
+        return False
+    rows = found_rows.double()
+    size = targets[0].shape[1]
+    means = [np.mean([_mean(model, x, size) for model in models], 0) for x in inputs]
+    distances = [torch.cdist(x.double(), rows, p=1.0) for x in inputs]
+    typical = float(distances[0].median())
+    if not 0 < typical < np.inf:
+        return False
+    weights = np.sqrt(learnt.weights)[:, None]
+    changes, ways = [], []
+    for reach in [typical * share for share in _REACHES]:
+        near, others = (torch.exp(one / -reach) for one in distances)
+        mix = _whitening(nearness(rows, rows, reach))
+        ridge = _Ridge(_with_constant((near @ mix).numpy()) * weights)
+        for share in _SHARES:
+            for found in ridge((targets[0] - share * means[0]) * weights):
+                values, constant = mix @ torch.from_numpy(found[:-1]), _CONSTANT * found[-1]
+                if values.abs().sum(0).max() < _MOST_VALUE:
+                    added = (others @ values).numpy() + constant
+                    changes.append(added - (1 - share) * means[1])
+                    ways.append((reach, share, values, constant))
+    if not ways:
+        return False
+    best = _best(targets[1] - means[1], np.array(changes), held.weights, sure)
+    if best is None:
+        return False
+    for model in models:
+        _install_near(model, rows.tolist(), *ways[best])
+    return True
+
+
+def _rows_to_be_near(inputs: Tensor) -> Tensor | None:
+    """Some of the rows, all different, as the network has them; None if there are too few."""
+    different = torch.unique(inputs.float(), dim=0)
+    most = min(_MOST_NEAR, MOST_NUMBERS // max(1, inputs.shape[1]))
+    if min(len(different), most) < _LEAST_NEAR:
+        return None
+    order = torch.randperm(len(different), generator=torch.Generator().manual_seed(0))
+    return different[order[:most]]
+
+
+def _mean(model: UDN, x: Tensor, size: int) -> Floats:
+    """Of the mixture over depths, `(rows, column)` → `(rows, target)`."""
+    first, _ = model.support()
+    frozen = model.freeze().double().cpu()
+    probs = (frozen.depth_probs / frozen.depth_probs.sum()).tolist()
+    x = x.double()
+    stack = frozen.stack()._replace(context=model.layers.context(x))
+    states = stack.states(x)[first - 1 :]
+    means = [
+        q * head(state, *stack.given(head))[:, :size]
+        for q, head, state in zip(probs, frozen.heads, states, strict=True)
+    ]
+    found: Floats = torch.stack(means).sum(0).numpy()
+    return found
+
+
+def _whitening(gram: Tensor) -> Tensor:
+    """R with RᵀKR = 1, so that vᵀKv is the squared length of a where v = Ra."""
+    identity = torch.eye(len(gram), dtype=gram.dtype)
+    factor, info = torch.linalg.cholesky_ex(gram + _JITTER * identity)
+    if int(info):
+        raise np.linalg.LinAlgError("rows are too near to each other")
+    return torch.linalg.solve_triangular(factor, identity, upper=False).T
+
+
+def _install_near(
+    model: UDN,
+    rows: list[list[float]],
+    reach: float,
+    share: float,
+    values: Tensor,
+    constant: Floats,
+) -> None:
+    """Let all heads keep a share of their means and add what nearness to the rows is worth."""
+    layers, heads = copy.copy(model.layers), model.network.heads
+    assert isinstance(layers, TableDense)
+    layers.head_rows, layers.head_reach = rows, reach
+    model.layers = model.network.layers = layers
+    size = values.shape[1]
+    for name, rest in list(heads.items()):
+        head = KernelHead(rest, rows, reach).train(rest.training)
+        parts = [head.linear.weight[:size], head.linear.bias[:size]]
+        if isinstance(rest, RampedHead):
+            parts.append(rest.ramps[:, :size])
+        for part in parts:
+            part *= share
+        head.linear.bias[:size] += torch.from_numpy(constant).to(head.linear.bias)
+        head.values[:, :size] = values.to(head.values)
+        heads[name] = head

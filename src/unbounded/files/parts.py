@@ -160,6 +160,8 @@ _SHAPES: Mapping[str, Check] = {
     "steps": list_of(list_of(real(), least=2, most=2)),
     "height": _POSITIVE,
     "head_knots": list_of(_knots, most=1 << 16),
+    "head_rows": list_of(list_of(real(-_FURTHEST, _FURTHEST)), most=1 << 16),
+    "head_reach": _POSITIVE,
 }
 _MAYBE: dict[Any, Mapping[str, Check]] = {
     TableDense: _SHAPES,

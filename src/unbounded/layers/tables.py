@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unbounded.layers.dense import Activation, PreNormDense, _size
 from unbounded.layers.few_rows import Floats, Function, activation_of, chain, in_numpy, values
+from unbounded.layers.kernels import KernelHead, check_rows
 
 _SLOWLY = 0.5  # factor of the ramps: steps of an optimiser such as Adam count that much less
 _FAR = 1e9
@@ -45,6 +46,9 @@ class TableDense(PreNormDense):
         height: of a step. Low ones are learnt after what is smooth.
         head_knots: for each embedded column two or more numbers that ascend; heads then add ramps
             between them to their outputs, of weight zero at first (`RampedHead`).
+        head_rows: rows of numbers, as long as the input; heads then add how near the input is to
+            each, of weight zero at first (`KernelHead`).
+        head_reach: how far these are felt.
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
@@ -64,6 +68,8 @@ class TableDense(PreNormDense):
         steps: Iterable[Sequence[float]] = (),
         height: float = 0.3,
         head_knots: Sequence[Sequence[float]] = (),
+        head_rows: Sequence[Sequence[float]] = (),
+        head_reach: float = 1.0,
         activation: str | Activation = "silu",
         **rest: Any,
     ):
@@ -95,6 +101,9 @@ class TableDense(PreNormDense):
         self.height = float(height)
         self.head_knots = [[float(knot) for knot in column] for column in head_knots]
         _check_knots(self.head_knots, len(self.embedded))
+        self.head_rows = [[float(number) for number in row] for row in head_rows]
+        self.head_reach = float(head_reach)
+        check_rows(self.head_rows, self.head_reach, self.in_features)
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
@@ -109,7 +118,14 @@ class TableDense(PreNormDense):
         head = nn.Linear(self.width, self.out_features)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        return RampedHead(head, self.embedded, self.head_knots) if self.head_knots else head
+        return self.with_skips(head)
+
+    def with_skips(self, head: nn.Linear) -> nn.Module:
+        """A head with what it adds of the input, if anything."""
+        found: nn.Module = head
+        if self.head_knots:
+            found = RampedHead(head, self.embedded, self.head_knots)
+        return KernelHead(found, self.head_rows, self.head_reach) if self.head_rows else found
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
@@ -126,6 +142,8 @@ class TableDense(PreNormDense):
             found |= {"steps": [list(step) for step in self.steps], "height": self.height}
         if self.head_knots:
             found["head_knots"] = self.head_knots
+        if self.head_rows:
+            found |= {"head_rows": self.head_rows, "head_reach": self.head_reach}
         return found
 
     def _waves(self) -> "Waves":
