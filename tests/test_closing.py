@@ -14,6 +14,7 @@ import unbounded as ub
 from unbounded import UDNRegressor
 from unbounded.estimators import closing
 from unbounded.estimators.closing import _best, _Ridge, _with_constant
+from unbounded.layers import kernels
 from unbounded.layers.kernels import KernelHead, nearness
 from unbounded.layers.tables import RampedHead
 
@@ -374,13 +375,50 @@ def test_heads_add_nearness_to_rows():
         again = ub.TableDense(**layers.config())
         assert (again.head_rows, again.head_reach) == (rows, 1.5)
     for words, wrong in (
-        ("3 numbers each", {"head_rows": [[1.0]]}),
-        ("must be finite", {"head_rows": [[1.0, 2.0, math.nan]]}),
-        ("must be positive", {"head_rows": rows, "head_reach": 0.0}),
+        ("3 numbers each", {"head_rows": [[1.0]], "head_reach": 1.0}),
+        ("must be finite", {"head_rows": [[1.0, 2.0, math.nan]], "head_reach": 1.0}),
+        ("need a head_reach", {"head_rows": rows}),
+        ("need a head_reach", {"head_rows": rows, "head_reach": math.inf}),
         ("more than", {"head_rows": [[0.0] * 3] * 30_000}),
     ):
         with pytest.raises(ValueError, match=words):
             ub.TableDense(3, 4, 2, **wrong)
+
+
+def test_rows_are_compared_once_a_pass_and_in_every_precision(board, monkeypatch):
+    x, _, closed = board
+    calls, real = [], kernels.nearness
+
+    def counted(*given):
+        calls.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(kernels, "nearness", counted)
+    frozen, given = closed.model_.freeze(), torch.from_numpy(closed.input_scaling_.apply(x)).float()
+    assert len(frozen.heads) > 1
+    with torch.no_grad():
+        outputs, _ = frozen(given)
+    assert len(calls) == 1
+    # With gradients each head compares by itself: it may be computed again.
+    with_gradients, _ = frozen(given.requires_grad_())
+    assert len(calls) == 1 + len(frozen.heads)
+    torch.testing.assert_close(with_gradients.detach(), outputs)
+    half, _ = closed.model_.freeze().bfloat16()(given.detach().bfloat16())
+    assert (half.float() - outputs)[..., 0].std() < 0.5
+    # As other programs compute it.
+    rows = torch.randn(7, 3)
+    for many in (1, 3, 100):
+        rows, near = torch.randn(7, many), torch.randn(5, many)
+        expected = torch.cdist(near, rows, p=1.0)
+        torch.testing.assert_close(kernels._distances(near, rows), expected)
+
+
+def test_a_time_limit_may_leave_out_nearness_alone(monkeypatch):
+    x, y = squares(400)
+    monkeypatch.setattr(closing, "_near_seconds", lambda rows: 1e9)
+    model = UDNRegressor(time_limit=60, **QUICK).fit(x, y)
+    assert type(model.model_.network.heads["1"]) is not KernelHead
+    assert type(UDNRegressor(**QUICK).fit(x, y).model_.network.heads["1"]) is KernelHead
 
 
 def test_nearness_finds_edges_of_columns_together(board):

@@ -82,14 +82,16 @@ def close(
         return False
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
-    if seconds is not None and sum(_seconds(model, len(some.x)) for model in models) > seconds:
+    left = np.inf if seconds is None else seconds
+    left -= sum(_seconds(model, len(some.x)) for model in models)
+    if left < 0:
         return False
     # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
     # wrong here, the models are as good as they were.
     found = False
     with suppress(*_FAILURES), np.errstate(all="ignore"):
         found = _close(models, scalings, some, judges)
-    if len(some.x) == len(learnt.x):
+    if len(some.x) == len(learnt.x) and _near_seconds(len(some.x)) <= left:
         with suppress(*_FAILURES), np.errstate(all="ignore"):
             sure = _NEARLY_SURE if found else _SURE
             found = _near(models, scalings, some, judges, sure) or found
@@ -117,9 +119,13 @@ def _seconds(model: UDN, rows: int) -> float:
     features = layers.width + _ramps_of(len(layers.embedded)) * len(layers.embedded)
     smaller = min(features, rows)
     depths = 1 + len(model.network.heads)
+    return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
+
+
+def _near_seconds(rows: int) -> float:
+    """How long nearness to rows takes for all models, about."""
     near = min(rows, _MOST_NEAR)
-    ramps = depths * (2 * rows * features * smaller + 10 * smaller**3)
-    return (ramps + len(_REACHES) * (3 * rows * near**2 + 10 * near**3)) / _SPEED
+    return len(_REACHES) * (2 * rows * near**2 + 5 * near**3) / _SPEED
 
 
 def _ramps_of(columns: int) -> int:

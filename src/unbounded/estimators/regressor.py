@@ -42,9 +42,10 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     Arguments:
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
-        least_squares: after training, fit what heads and single columns can still explain by least
-            squares, where held-out rows show a gain (`unbounded.estimators.closing`); not
-            without `calibrate`: the noise would be that of before.
+        least_squares: after training, fit what heads, single columns and nearness to rows of the
+            table can still explain by least squares, where held-out rows show a gain
+            (`unbounded.estimators.closing`); not without `calibrate`: the noise would be that of
+            before. The model then may hold up to 1,000 rows of the table, scaled.
 
     Example:
         >>> from sklearn.datasets import load_diabetes

@@ -1,7 +1,10 @@
 """Heads that compare the input with rows that are known."""
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from unbounded.layers.few_rows import Floats, Function, values
 
 MOST_NUMBERS = 1 << 16
 """Of all rows of a head together."""
+_BY_COLUMN = 64  # columns at the most
 
 
 class KernelHead(nn.Module):
@@ -34,6 +38,7 @@ class KernelHead(nn.Module):
         self.rest = rest
         weight, self.reach = self.linear.weight, float(reach)
         self.register_buffer("rows", torch.as_tensor(np.asarray(rows)).to(weight), persistent=False)
+        self.name = digest(rows, self.reach)
         self.values = nn.Parameter(weight.new_zeros(len(rows), self.linear.out_features))
 
     @property
@@ -43,11 +48,13 @@ class KernelHead(nn.Module):
         assert isinstance(rest, nn.Linear)
         return rest
 
-    def forward(self, state: Tensor, input: Tensor) -> Tensor:
+    def forward(self, state: Tensor, context: "Tensor | Once") -> Tensor:
         """`(batch, width)` and the input `(batch, column)` → `(batch, out_features)`."""
-        given = (input,) if getattr(self.rest, "takes_context", False) else ()
+        once = Once.of(context)
+        given = (once,) if getattr(self.rest, "takes_context", False) else ()
         rest: Tensor = self.rest(state, *given)
-        return rest + nearness(input, self.rows, self.reach) @ self.values
+        near = once.made(self.name, lambda x: nearness(x, self.rows, self.reach))
+        return rest + near @ self.values
 
     @staticmethod
     def skips_in_numpy(heads: "Sequence[KernelHead]") -> Function | None:
@@ -77,13 +84,56 @@ class KernelHead(nn.Module):
         return function
 
 
+class Once:
+    """The input of a pass, and what heads make of it that are alike in that.
+
+    Without gradients that is computed once.
+    """
+
+    def __init__(self, input: Tensor):
+        self.input = input
+        self._found: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(cls, context: "Tensor | Once") -> "Once":
+        """A head may be called with the input alone."""
+        return context if isinstance(context, Once) else cls(context)
+
+    def made(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """What `make` gives for the input; the same name stands for the same."""
+        if name in self._found:
+            return self._found[name]
+        found = make(self.input)
+        # A layer that is computed again for its gradient must do again what it did.
+        if not torch.is_grad_enabled():
+            self._found[name] = found
+        return found
+
+
+def digest(*parts: Any) -> str:
+    """A name for lists of numbers: equal for equal ones."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
 def nearness(input: Tensor, rows: Tensor, reach: float) -> Tensor:
     """exp(−‖x − z_j‖₁ / r) of all rows z, `(batch, column)` → `(batch, row)`."""
     if torch.compiler.is_exporting():  # other programs do not know such distances
-        distances = (input[..., None, :] - rows).abs().sum(-1)
+        distances = _distances(input, rows)
+    elif input.dtype in (torch.float16, torch.bfloat16):
+        distances = torch.cdist(input.float(), rows.float(), p=1.0).to(input.dtype)
     else:
         distances = torch.cdist(input, rows, p=1.0)
     return torch.exp(distances / -reach)
+
+
+def _distances(input: Tensor, rows: Tensor) -> Tensor:
+    """‖x − z_j‖₁ by plain operations, `(batch, column)` → `(batch, row)`."""
+    if rows.shape[1] > _BY_COLUMN:
+        return (input[..., None, :] - rows).abs().sum(-1)
+    # One column after the other takes the least memory.
+    columns = range(rows.shape[1])
+    found = [(input[..., column, None] - rows[:, column]).abs() for column in columns]
+    return reduce(torch.add, found)
 
 
 def check_rows(rows: Sequence[Sequence[float]], reach: float, columns: int) -> None:
@@ -94,5 +144,5 @@ def check_rows(rows: Sequence[Sequence[float]], reach: float, columns: int) -> N
         raise ValueError(f"head_rows have more than {MOST_NUMBERS} numbers")
     if not all(math.isfinite(number) for row in rows for number in row):
         raise ValueError("head_rows must be finite")
-    if not 0 < reach < math.inf:
-        raise ValueError(f"head_reach must be positive, got {reach}")
+    if rows and not 0 < reach < math.inf:
+        raise ValueError(f"head_rows need a head_reach that is positive, got {reach}")

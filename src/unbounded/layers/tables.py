@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unbounded.layers.dense import Activation, PreNormDense, _size
 from unbounded.layers.few_rows import Floats, Function, activation_of, chain, in_numpy, values
-from unbounded.layers.kernels import KernelHead, check_rows
+from unbounded.layers.kernels import KernelHead, Once, check_rows, digest
 
 _SLOWLY = 0.5  # factor of the ramps: steps of an optimiser such as Adam count that much less
 _FAR = 1e9
@@ -48,11 +48,14 @@ class TableDense(PreNormDense):
             between them to their outputs, of weight zero at first (`RampedHead`).
         head_rows: rows of numbers, as long as the input; heads then add how near the input is to
             each, of weight zero at first (`KernelHead`).
-        head_reach: how far these are felt.
+        head_reach: how far these are felt; needed with them.
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
     reference = (3.0, 2.0)  # tables need few layers, and each costs time
+    head_knots: Sequence[Sequence[float]] = ()  # of pickles that have none
+    head_rows: Sequence[Sequence[float]] = ()
+    head_reach: float = 0.0
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class TableDense(PreNormDense):
         height: float = 0.3,
         head_knots: Sequence[Sequence[float]] = (),
         head_rows: Sequence[Sequence[float]] = (),
-        head_reach: float = 1.0,
+        head_reach: float = 0.0,
         activation: str | Activation = "silu",
         **rest: Any,
     ):
@@ -119,6 +122,10 @@ class TableDense(PreNormDense):
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         return self.with_skips(head)
+
+    def context(self, x: Any) -> Any:
+        """The input; where heads look at it, too, what they make of it is made once for all."""
+        return Once(x) if self.head_knots or self.head_rows else x
 
     def with_skips(self, head: nn.Linear) -> nn.Module:
         """A head with what it adds of the input, if anything."""
@@ -330,13 +337,15 @@ class RampedHead(nn.Module):
         self.linear = linear
         left, lengths = (part.to(linear.weight) for part in _places(knots))
         self.ramps = nn.Parameter(linear.weight.new_zeros(left.numel(), linear.out_features))
+        self.name = digest(list(columns), knots)
         chosen = torch.tensor(list(columns), dtype=torch.long, device=left.device)
         for name, tensor in (("columns", chosen), ("left", left), ("lengths", lengths)):
             self.register_buffer(name, tensor, persistent=False)
 
-    def forward(self, state: Tensor, input: Tensor) -> Tensor:
+    def forward(self, state: Tensor, context: Tensor | Once) -> Tensor:
         """`(batch, width)` and the input `(batch, column)` → `(batch, out_features)`."""
-        return self.linear(state) + self.risen(input) @ self.ramps
+        risen = Once.of(context).made(self.name, self.risen)
+        return self.linear(state) + risen @ self.ramps
 
     def risen(self, input: Tensor) -> Tensor:
         """How far all ramps have risen, `(batch, column)` → `(batch, ramp)`."""
