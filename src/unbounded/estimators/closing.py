@@ -53,7 +53,7 @@ _REACHES = (0.5, 1.0, 2.0, 4.0)  # of the median distance
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # κ
 _NEARLY_SURE = 0.5  # the same where ramps have gained surely: a choice between two gains
 _FAILURES = (np.linalg.LinAlgError, torch.linalg.LinAlgError, MemoryError)
-_MOST_VALUE = 1000.0  # Σ|v|: larger ones cancel each other, and single precision shows
+_MOST_VALUE = 500.0  # Σ|v|: larger ones cancel each other, and single precision shows
 _JITTER = 1e-9  # of K, whose rows may be all but the same
 _LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 

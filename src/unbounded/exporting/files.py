@@ -26,7 +26,7 @@ from unbounded.exporting.programs import Arrays, Exportable, of_estimator, of_ne
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 """What can be written, and how such files end."""
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5
 """How far a file may be from our own predictions, in probabilities or deviations of a target."""
 ABOUT = "unbounded"
 """Under what name the description stands in a file."""
