@@ -430,7 +430,8 @@ def test_nearness_finds_edges_of_columns_together(board):
     errors = [np.sqrt(np.mean((m.predict(fresh) - truth) ** 2)) for m in (plain, closed)]
     assert errors[1] < 0.85 * errors[0]
     low, high = closed.predict_interval(fresh, 0.9)
-    assert np.mean((low <= truth) & (truth <= high)) > 0.85
+    # A tenth of 105 held-out rows is outside: three standard errors are 9 %.
+    assert np.mean((low <= truth) & (truth <= high)) > 0.81
 
 
 def test_models_with_rows_are_saved_exported_and_asked_for_one_row(board, tmp_path):
