@@ -88,13 +88,13 @@ def close(
         return False
     # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
     # wrong here, the models are as good as they were.
-    found = False
+    found, rows = False, _Rows.of(models[0], scalings, some, judges)
     with suppress(*_FAILURES), np.errstate(all="ignore"):
-        found = _close(models, scalings, some, judges)
+        found = _close(models, rows)
     if len(some.x) == len(learnt.x) and _near_seconds(len(some.x)) <= left:
         with suppress(*_FAILURES), np.errstate(all="ignore"):
             sure = _NEARLY_SURE if found else _SURE
-            found = _near(models, scalings, some, judges, sure) or found
+            found = _near(models, rows, sure) or found
     return found
 
 
@@ -133,22 +133,35 @@ def _ramps_of(columns: int) -> int:
     return min(_RAMPS, max(1, _MOST_RAMPS // columns))
 
 
-def _close(
-    models: Sequence[UDN], scalings: Scalings, learnt: WeightedRows, held: WeightedRows
-) -> bool:
+class _Rows(NamedTuple):
+    """Those that were learnt from and those held out, as networks see them."""
+
+    inputs: Sequence[Tensor]  # (rows, column)
+    targets: Sequence[Floats]  # (rows, target)
+    roots: Floats  # of how often the former count, (rows, 1)
+    weights: Floats  # how often the latter count, (rows,)
+
+    @classmethod
+    def of(
+        cls, model: UDN, scalings: Scalings, learnt: WeightedRows, held: WeightedRows
+    ) -> "_Rows":
+        seen = [scalings.tensors(part, model) for part in (learnt, held)]
+        roots = np.sqrt(learnt.weights)[:, None]
+        return cls([x for x, _, _ in seen], [y.numpy() for _, y, _ in seen], roots, held.weights)
+
+
+def _close(models: Sequence[UDN], rows: _Rows) -> bool:
     layers = models[0].layers
     assert isinstance(layers, TableDense)
-    seen = [scalings.tensors(part, models[0]) for part in (learnt, held)]
-    inputs, targets = [x for x, _, _ in seen], [y.numpy() for _, y, _ in seen]
+    inputs, targets = rows.inputs, rows.targets
     columns = layers.embedded
     places = knots(inputs[0].numpy(), columns, _ramps_of(len(columns)))
     ramped = RampedHead(nn.Linear(1, 1).double(), columns, places)
     rises = [_with_constant(ramped.risen(x).numpy()) for x in inputs]
-    weights = np.sqrt(learnt.weights)[:, None]
-    alone = _Ridge(rises[0] * weights)
-    ways = [_ways(model, inputs, rises, targets[0], weights, alone) for model in models]
+    alone = _Ridge(rises[0] * rows.roots)
+    ways = [_ways(model, inputs, rises, targets[0], rows.roots, alone) for model in models]
     before = targets[1] - np.mean([one.mean for one in ways], 0)
-    chosen = _best(before, np.mean([one.changes for one in ways], 0), held.weights)
+    chosen = _best(before, np.mean([one.changes for one in ways], 0), rows.weights)
     if chosen is None:
         return False
     for model, one in zip(models, ways, strict=True):
@@ -274,31 +287,22 @@ def _add(head: RampedHead, change: Tensor) -> None:
     head.linear.bias[:size] += _CONSTANT * change[-1].to(head.linear.bias)
 
 
-def _near(
-    models: Sequence[UDN],
-    scalings: Scalings,
-    learnt: WeightedRows,
-    held: WeightedRows,
-    sure: float,
-) -> bool:
+def _near(models: Sequence[UDN], rows: _Rows, sure: float) -> bool:
     """Add what nearness to rows explains of what the mixture leaves; whether that is anything."""
-    seen = [scalings.tensors(part, models[0]) for part in (learnt, held)]
-    inputs, targets = [x for x, _, _ in seen], [y.numpy() for _, y, _ in seen]
-    found_rows = _rows_to_be_near(inputs[0])
-    if found_rows is None:
+    inputs, targets, weights = rows.inputs, rows.targets, rows.roots
+    places = _rows_to_be_near(inputs[0])
+    if places is None:
         return False
-    rows = found_rows.double()
     size = targets[0].shape[1]
     means = [np.mean([_mean(model, x, size) for model in models], 0) for x in inputs]
-    distances = [torch.cdist(x.double(), rows, p=1.0) for x in inputs]
+    distances = [torch.cdist(x.double(), places, p=1.0) for x in inputs]
     typical = float(distances[0].median())
     if not 0 < typical < np.inf:
         return False
-    weights = np.sqrt(learnt.weights)[:, None]
     changes, ways = [], []
     for reach in [typical * share for share in _REACHES]:
         near, others = (torch.exp(one / -reach) for one in distances)
-        mix = _whitening(nearness(rows, rows, reach))
+        mix = _whitening(nearness(places, places, reach))
         ridge = _Ridge(_with_constant((near @ mix).numpy()) * weights)
         for share in _SHARES:
             for found in ridge((targets[0] - share * means[0]) * weights):
@@ -309,11 +313,11 @@ def _near(
                     ways.append((reach, share, values, constant))
     if not ways:
         return False
-    best = _best(targets[1] - means[1], np.array(changes), held.weights, sure)
+    best = _best(targets[1] - means[1], np.array(changes), rows.weights, sure)
     if best is None:
         return False
     for model in models:
-        _install_near(model, rows.tolist(), *ways[best])
+        _install_near(model, places.tolist(), *ways[best])
     return True
 
 
@@ -324,7 +328,7 @@ def _rows_to_be_near(inputs: Tensor) -> Tensor | None:
     if min(len(different), most) < _LEAST_NEAR:
         return None
     order = torch.randperm(len(different), generator=torch.Generator().manual_seed(0))
-    return different[order[:most]]
+    return different[order[:most]].double()
 
 
 def _mean(model: UDN, x: Tensor, size: int) -> Floats:

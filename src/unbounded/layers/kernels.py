@@ -37,8 +37,9 @@ class KernelHead(nn.Module):
         super().__init__()
         self.rest = rest
         weight, self.reach = self.linear.weight, float(reach)
-        self.register_buffer("rows", torch.as_tensor(np.asarray(rows)).to(weight), persistent=False)
-        self.name = digest(rows, self.reach)
+        array = np.asarray(rows, dtype=np.float64)
+        self.register_buffer("rows", torch.from_numpy(array).to(weight), persistent=False)
+        self.name = digest(array.tobytes(), self.reach)
         self.values = nn.Parameter(weight.new_zeros(len(rows), self.linear.out_features))
 
     @property
@@ -111,7 +112,7 @@ class Once:
 
 
 def digest(*parts: Any) -> str:
-    """A name for lists of numbers: equal for equal ones."""
+    """A name for what is plain data: equal for equal ones."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -121,18 +121,14 @@ class TableDense(PreNormDense):
         head = nn.Linear(self.width, self.out_features)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        return self.with_skips(head)
-
-    def context(self, x: Any) -> Any:
-        """The input; where heads look at it, too, what they make of it is made once for all."""
-        return Once(x) if self.head_knots or self.head_rows else x
-
-    def with_skips(self, head: nn.Linear) -> nn.Module:
-        """A head with what it adds of the input, if anything."""
         found: nn.Module = head
         if self.head_knots:
             found = RampedHead(head, self.embedded, self.head_knots)
         return KernelHead(found, self.head_rows, self.head_reach) if self.head_rows else found
+
+    def context(self, x: Any) -> Any:
+        """The input; where heads look at it, too, what they make of it is made once for all."""
+        return Once(x) if self.head_knots or self.head_rows else x
 
     def config(self) -> dict[str, Any]:
         """The arguments that rebuild this generator."""
