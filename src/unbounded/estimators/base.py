@@ -40,6 +40,7 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
+from unbounded.estimators.nearness import forget_judges
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, heeds_overfitting, quality
 from unbounded.estimators.predicting import Predictor
@@ -248,7 +249,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if len(held) and first.stopped == "patience" and adds_networks(self, y, clock):
                 others, ended = further_networks(self, run, rows, division, seed, size, clock)
                 first = first._replace(stopped=ended)
-            self._finish([run._replace(training=first), *others], len(y))
+            self._finish([run._replace(training=first), *others], len(y), evaluation is None)
             self._shares: Shares | None = shares
 
     def _run(
@@ -276,6 +277,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
             straighten(models)
+            forget_judges(models)
         else:
             scalings = self._scalings(train)
             columns = shown(self, train, scalings.inputs)
@@ -343,14 +345,17 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             training = training._replace(stopped="patience")
         return training
 
-    def _finish(self, runs: Sequence[TrainedModels], rows: int) -> None:
-        """Keep what was trained on so many rows, with what each run's held-out rows say of it."""
+    def _finish(self, runs: Sequence[TrainedModels], rows: int, own: bool) -> None:
+        """Keep what was trained on so many rows, with what each run's held-out rows say of it.
+
+        These are the table's `own`, or others that are never learnt from.
+        """
         with interrupts.shielded():
             seen = None
             for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
-                    self._close(models, scalings, learnt, held)
-                    seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
+                    judges = self._close(models, scalings, learnt, held, own)
+                    seen = HeldOutPredictions(models, scalings, judges, learnt, heavy)
                     if self.calibrate:
                         calibrate(seen)
             members = [model for run in runs for model in run.models]
@@ -360,8 +365,15 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             of = f" of the first of {len(members)} networks" if self._apart else ""
             warn(f"fit was interrupted: epoch {self.best_epoch_} of {self.n_iter_} is kept{of}")
 
-    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
-        """Improve trained models by what is known in closed form, if anything is."""
+    def _close(
+        self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
+    ) -> WeightedRows:
+        """Improve trained models by what is known in closed form, if anything is.
+
+        Returns:
+            the held-out rows as they may still judge the models.
+        """
+        return held
 
     def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""

@@ -11,14 +11,8 @@ column; or with w = 0. Held-out rows choose between both, and λ, the same for a
 members; and whether to take any: the squared error of the mixture must fall by more than its noise.
 The result is added to the heads.
 
-Then columns together, on tables of up to 10,000 rows that are learnt from: with the mean μ of the
-mixture, and nearness k_j(x) = exp(−‖x − z_j‖₁/r) to up to 1,000 of these rows z,
-
-    min over v, b of  Σ_i ω_i [y_i − κ μ(x_i) − v·k(x_i) − b]² + λ vᵀKv,   K_ij = k_j(z_i).
-
-Held-out rows choose r, λ and the share κ of the network that stays, and whether to take any. With
-κ = 1 that is a Gaussian process of what the network leaves; with κ = ½ and a network that has
-learnt its rows by heart, the mean of both. Noise is calibrated afterwards.
+Then columns together, by nearness to rows (`unbounded.estimators.nearness`). Noise is calibrated
+afterwards.
 """
 
 import copy
@@ -31,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unbounded.estimators import nearness
 from unbounded.estimators.rows import Scalings, WeightedRows, equal_rows, knots
 from unbounded.layers import TableDense
-from unbounded.layers.kernels import MOST_NUMBERS, KernelHead, nearness
 from unbounded.layers.tables import RampedHead
 from unbounded.likelihoods import BalancedGaussian, Gaussian, LearntNoise, ScaledInputNoise
 from unbounded.model import UDN
@@ -48,13 +42,7 @@ _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
 _CONSTANT = 1e3  # a feature
 _SPEED = 1e10  # products a second, on one slow core
-_MOST_NEAR, _LEAST_NEAR = 1000, 50  # rows to be near to
-_REACHES = (0.5, 1.0, 2.0, 4.0)  # of the median distance
-_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # κ
-_NEARLY_SURE = 0.5  # the same where ramps have gained surely: a choice between two gains
 _FAILURES = (np.linalg.LinAlgError, torch.linalg.LinAlgError, MemoryError)
-_MOST_VALUE = 500.0  # Σ|v|: larger ones cancel each other, and single precision shows
-_JITTER = 1e-9  # of K, whose rows may be all but the same
 _LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 
 
@@ -65,8 +53,9 @@ def close(
     learnt: WeightedRows | None,
     held: WeightedRows,
     seconds: float | None = None,
-) -> bool:
-    """Add to the heads of trained models what least squares find; whether anything was found.
+    refit: bool = True,
+) -> WeightedRows:
+    """Add to the heads of trained models what least squares find.
 
     Args:
         models: the members, whose mean is judged.
@@ -74,28 +63,50 @@ def close(
         learnt: rows that were learnt from, if they are at hand.
         held: rows that were not.
         seconds: that it may take, about; None for any.
+        refit: whether held-out rows may be learnt from in the end.
+
+    Returns:
+        the held-out rows as they may still judge the models. If they were learnt from, their
+        targets are moved, so that they lie as far from the predictions as they did before.
     """
     if learnt is None or not all(map(_can, models)):
-        return False
+        return held
     few = (learnt, _LEAST_LEARNT), (held, _LEAST_HELD)
     if any(equal_rows(rows.weights) < least for rows, least in few):
-        return False
+        return held
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
     left = np.inf if seconds is None else seconds
     left -= sum(_seconds(model, len(some.x)) for model in models)
     if left < 0:
-        return False
+        return held
     # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
     # wrong here, the models are as good as they were.
-    found, rows = False, _Rows.of(models[0], scalings, some, judges)
+    rows = _Rows.of(models[0], scalings, some, judges)
     with suppress(*_FAILURES), np.errstate(all="ignore"):
-        found = _close(models, rows)
-    if len(some.x) == len(learnt.x) and _near_seconds(len(some.x)) <= left:
-        with suppress(*_FAILURES), np.errstate(all="ignore"):
-            sure = _NEARLY_SURE if found else _SURE
-            found = _near(models, rows, sure) or found
-    return found
+        _close(models, rows)
+    left -= nearness.seconds(len(some.x))
+    if left < 0:
+        return held
+    known: Tensor | None = None
+    with suppress(*_FAILURES), np.errstate(all="ignore"):
+        tables = [_table(models, scalings, part) for part in (some, judges)]
+        refit = refit and len(judges.x) == len(held.x)
+        known = nearness.add_nearness(models, tables[0], tables[1], refit, left)
+    if known is None or scalings.targets is None:
+        return held
+    moved = known.numpy() * scalings.targets.scale
+    return held._replace(y=held.y - moved) if moved.any() else held
+
+
+def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> nearness.Table:
+    x, y, _ = scalings.tensors(rows, models[0])
+    mean = np.mean([_mean(model, x, y.shape[1]) for model in models], 0)
+    # Rows are compared as networks see them, in single precision.
+    inputs = x.float().double()
+    return nearness.Table(
+        inputs, y.double(), torch.from_numpy(rows.weights), torch.from_numpy(mean)
+    )
 
 
 def _can(model: UDN) -> bool:
@@ -120,12 +131,6 @@ def _seconds(model: UDN, rows: int) -> float:
     smaller = min(features, rows)
     depths = 1 + len(model.network.heads)
     return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
-
-
-def _near_seconds(rows: int) -> float:
-    """How long nearness to rows takes for all models, about."""
-    near = min(rows, _MOST_NEAR)
-    return len(_REACHES) * (2 * rows * near**2 + 5 * near**3) / _SPEED
 
 
 def _ramps_of(columns: int) -> int:
@@ -247,21 +252,20 @@ class _Ridge:
         return [a.T @ one for one in solved] if self.is_wide else solved
 
 
-def _best(before: Floats, changes: Floats, weights: Floats, sure: float = _SURE) -> int | None:
+def _best(before: Floats, changes: Floats, weights: Floats) -> int | None:
     """What makes held-out errors least, or None unless that is surely a gain.
 
     Args:
         before: what the mixture leaves of the targets, `(rows, target)`.
         changes: of its mean by each way and λ, `(way, rows, target)`.
         weights: how often rows count, `(rows,)`.
-        sure: standard errors by which errors must fall.
     """
     gains = (before**2 - (before - changes) ** 2).sum(2)  # (way, rows)
     share = weights / weights.sum()
     mean = np.nan_to_num(gains @ share, nan=-np.inf, posinf=-np.inf)
     best = int(np.argmax(mean))
     error = float(np.sqrt((share**2 * (gains[best] - mean[best]) ** 2).sum()))
-    return best if np.isfinite(mean[best]) and mean[best] > sure * error else None
+    return best if np.isfinite(mean[best]) and mean[best] > _SURE * error else None
 
 
 def _install(model: UDN, places: list[list[float]], found: dict[int, NDArray[Any]]) -> None:
@@ -287,50 +291,6 @@ def _add(head: RampedHead, change: Tensor) -> None:
     head.linear.bias[:size] += _CONSTANT * change[-1].to(head.linear.bias)
 
 
-def _near(models: Sequence[UDN], rows: _Rows, sure: float) -> bool:
-    """Add what nearness to rows explains of what the mixture leaves; whether that is anything."""
-    inputs, targets, weights = rows.inputs, rows.targets, rows.roots
-    places = _rows_to_be_near(inputs[0])
-    if places is None:
-        return False
-    size = targets[0].shape[1]
-    means = [np.mean([_mean(model, x, size) for model in models], 0) for x in inputs]
-    distances = [torch.cdist(x.double(), places, p=1.0) for x in inputs]
-    typical = float(distances[0].median())
-    if not 0 < typical < np.inf:
-        return False
-    changes, ways = [], []
-    for reach in [typical * share for share in _REACHES]:
-        near, others = (torch.exp(one / -reach) for one in distances)
-        mix = _whitening(nearness(places, places, reach))
-        ridge = _Ridge(_with_constant((near @ mix).numpy()) * weights)
-        for share in _SHARES:
-            for found in ridge((targets[0] - share * means[0]) * weights):
-                values, constant = mix @ torch.from_numpy(found[:-1]), _CONSTANT * found[-1]
-                if values.abs().sum(0).max() < _MOST_VALUE:
-                    added = (others @ values).numpy() + constant
-                    changes.append(added - (1 - share) * means[1])
-                    ways.append((reach, share, values, constant))
-    if not ways:
-        return False
-    best = _best(targets[1] - means[1], np.array(changes), rows.weights, sure)
-    if best is None:
-        return False
-    for model in models:
-        _install_near(model, places.tolist(), *ways[best])
-    return True
-
-
-def _rows_to_be_near(inputs: Tensor) -> Tensor | None:
-    """Some of the rows, all different, as the network has them; None if there are too few."""
-    different = torch.unique(inputs.float(), dim=0)
-    most = min(_MOST_NEAR, MOST_NUMBERS // max(1, inputs.shape[1]))
-    if min(len(different), most) < _LEAST_NEAR:
-        return None
-    order = torch.randperm(len(different), generator=torch.Generator().manual_seed(0))
-    return different[order[:most]].double()
-
-
 def _mean(model: UDN, x: Tensor, size: int) -> Floats:
     """Of the mixture over depths, `(rows, column)` → `(rows, target)`."""
     first, _ = model.support()
@@ -345,38 +305,3 @@ def _mean(model: UDN, x: Tensor, size: int) -> Floats:
     ]
     found: Floats = torch.stack(means).sum(0).numpy()
     return found
-
-
-def _whitening(gram: Tensor) -> Tensor:
-    """R with RᵀKR = 1, so that vᵀKv is the squared length of a where v = Ra."""
-    identity = torch.eye(len(gram), dtype=gram.dtype)
-    factor, info = torch.linalg.cholesky_ex(gram + _JITTER * identity)
-    if int(info):
-        raise np.linalg.LinAlgError("rows are too near to each other")
-    return torch.linalg.solve_triangular(factor, identity, upper=False).T
-
-
-def _install_near(
-    model: UDN,
-    rows: list[list[float]],
-    reach: float,
-    share: float,
-    values: Tensor,
-    constant: Floats,
-) -> None:
-    """Let all heads keep a share of their means and add what nearness to the rows is worth."""
-    layers, heads = copy.copy(model.layers), model.network.heads
-    assert isinstance(layers, TableDense)
-    layers.head_rows, layers.head_reach = rows, reach
-    model.layers = model.network.layers = layers
-    size = values.shape[1]
-    for name, rest in list(heads.items()):
-        head = KernelHead(rest, rows, reach).train(rest.training)
-        parts = [head.linear.weight[:size], head.linear.bias[:size]]
-        if isinstance(rest, RampedHead):
-            parts.append(rest.ramps[:, :size])
-        for part in parts:
-            part *= share
-        head.linear.bias[:size] += torch.from_numpy(constant).to(head.linear.bias)
-        head.values[:, :size] = values.to(head.values)
-        heads[name] = head

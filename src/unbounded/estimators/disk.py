@@ -99,7 +99,7 @@ def fit_from_disk(
     with interrupts.deferred():
         run = estimator._run(rows, held, size, seed, clock, anneal=True)
         check_begun(run.training)
-        estimator._finish([run._replace(held=held)], rows.num_rows)
+        estimator._finish([run._replace(held=held)], rows.num_rows, own=False)
 
 
 def _epochs(estimator: "UDNEstimator", count: int, wanted: Steps) -> int:

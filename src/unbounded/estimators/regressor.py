@@ -233,10 +233,13 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
         return Scalings(super()._scalings(train).inputs, targets)
 
-    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows) -> None:
-        if self.least_squares and self.calibrate and not self._goes_on():
-            seconds = None if self.time_limit is None else _SHARE * self.time_limit
-            close(models, scalings, learnt, held, seconds)
+    def _close(
+        self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
+    ) -> WeightedRows:
+        if not (self.least_squares and self.calibrate) or self._goes_on():
+            return held
+        seconds = None if self.time_limit is None else _SHARE * self.time_limit
+        return close(models, scalings, learnt, held, seconds, own and not self.warm_start)
 
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:

@@ -161,7 +161,7 @@ _SHAPES: Mapping[str, Check] = {
     "height": _POSITIVE,
     "head_knots": list_of(_knots, most=1 << 16),
     "head_rows": list_of(list_of(real(-_FURTHEST, _FURTHEST)), most=1 << 16),
-    "head_reach": _POSITIVE,
+    "head_scales": list_of(real(0, _FURTHEST)),
 }
 _MAYBE: dict[Any, Mapping[str, Check]] = {
     TableDense: _SHAPES,

@@ -12,35 +12,39 @@ from torch import Tensor, nn
 
 from unbounded.layers.few_rows import Floats, Function, values
 
-MOST_NUMBERS = 1 << 16
+MOST_NUMBERS = 1 << 17
 """Of all rows of a head together."""
 _BY_COLUMN = 64  # columns at the most
 
 
 class KernelHead(nn.Module):
-    """A head that adds Σ_j v_j exp(−‖x − z_j‖₁ / r), a function of how near the input x is.
+    """A head that adds Σ_j v_j exp(−Σ_c s_c |x_c − z_jc|), a function of how near the input x is.
 
     That kernel has sharp edges along the columns, as trees have, and knows columns together. The
-    values v start at zero.
+    values v start at zero. It is computed in double precision: values may be large and cancel each
+    other.
 
     Args:
         rest: a linear head, or one that takes the input besides its state.
         rows: z, each as long as the input.
-        reach: r, how far a row is felt.
+        scales: s, how fast nearness falls along each column; as long as the input.
     """
 
     takes_context = True  # the input
 
     rows: Tensor
+    scales: Tensor
 
-    def __init__(self, rest: nn.Module, rows: Sequence[Sequence[float]], reach: float):
+    def __init__(self, rest: nn.Module, rows: Sequence[Sequence[float]], scales: Sequence[float]):
         super().__init__()
         self.rest = rest
-        weight, self.reach = self.linear.weight, float(reach)
-        array = np.asarray(rows, dtype=np.float64)
-        self.register_buffer("rows", torch.from_numpy(array).to(weight), persistent=False)
-        self.name = digest(array.tobytes(), self.reach)
+        weight = self.linear.weight
+        given = {"rows": np.asarray(rows, np.float64), "scales": np.asarray(scales, np.float64)}
+        for name, array in given.items():
+            self.register_buffer(name, torch.from_numpy(array).to(weight), persistent=False)
+        self.name = digest(*(array.tobytes() for array in given.values()))
         self.values = nn.Parameter(weight.new_zeros(len(rows), self.linear.out_features))
+        self.added: tuple[Tensor, Tensor] | None = None  # to values and bias, by held-out rows
 
     @property
     def linear(self) -> nn.Linear:
@@ -54,8 +58,17 @@ class KernelHead(nn.Module):
         once = Once.of(context)
         given = (once,) if getattr(self.rest, "takes_context", False) else ()
         rest: Tensor = self.rest(state, *given)
-        near = once.made(self.name, lambda x: nearness(x, self.rows, self.reach))
-        return rest + near @ self.values
+        near = once.made(self.name, lambda x: nearness(x, self.rows, self.scales))
+        return rest + (near @ self.values.double()).to(rest.dtype)
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Take back what was learnt from rows that are to judge again."""
+        if self.added is not None:
+            values, bias = self.added
+            self.values -= values.to(self.values)
+            self.linear.bias[: len(bias)] -= bias.to(self.values)
+            self.added = None
 
     @staticmethod
     def skips_in_numpy(heads: "Sequence[KernelHead]") -> Function | None:
@@ -64,7 +77,7 @@ class KernelHead(nn.Module):
         `(batch, column)` → `(head, batch, out_features)`.
         """
         first = heads[0]
-        if not all(torch.equal(first.rows, h.rows) and first.reach == h.reach for h in heads):
+        if any(head.name != first.name for head in heads):
             return None
         rests = [head.rest for head in heads]
         others: Function | None = None
@@ -74,11 +87,17 @@ class KernelHead(nn.Module):
             others = type(first.rest).skips_in_numpy(rests)  # type: ignore[attr-defined]
             if others is None:
                 return None
-        rows, reach = values(first.rows), first.reach
+        scales = values(first.scales)
+        rows = np.ascontiguousarray((values(first.rows) * scales).T)
         weights = np.array([values(head.values) for head in heads])
 
         def function(x: Floats) -> Floats:
-            near = np.exp(np.abs(x[:, None] - rows).sum(2) / -reach)
+            # One column after the other: the sum over a short last axis takes longer.
+            distances = np.zeros((len(x), rows.shape[1]))
+            for own, places in zip((x * scales).T, rows, strict=True):
+                part = own[:, None] - places
+                distances -= np.abs(part, out=part)
+            near = np.exp(distances, out=distances)
             found: Floats = np.matmul(near, weights)
             return found if others is None else found + others(x)
 
@@ -116,15 +135,12 @@ def digest(*parts: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def nearness(input: Tensor, rows: Tensor, reach: float) -> Tensor:
-    """exp(−‖x − z_j‖₁ / r) of all rows z, `(batch, column)` → `(batch, row)`."""
+def nearness(input: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
+    """exp(−Σ_c s_c |x_c − z_jc|) of all rows z, `(batch, column)` → `(batch, row)`, double."""
+    own, others = (part.double() * scales.double() for part in (input, rows))
     if torch.compiler.is_exporting():  # other programs do not know such distances
-        distances = _distances(input, rows)
-    elif input.dtype in (torch.float16, torch.bfloat16):
-        distances = torch.cdist(input.float(), rows.float(), p=1.0).to(input.dtype)
-    else:
-        distances = torch.cdist(input, rows, p=1.0)
-    return torch.exp(distances / -reach)
+        return torch.exp(-_distances(own, others))
+    return torch.exp(-torch.cdist(own, others, p=1.0))
 
 
 def _distances(input: Tensor, rows: Tensor) -> Tensor:
@@ -137,13 +153,15 @@ def _distances(input: Tensor, rows: Tensor) -> Tensor:
     return reduce(torch.add, found)
 
 
-def check_rows(rows: Sequence[Sequence[float]], reach: float, columns: int) -> None:
-    """Refuse rows of another length, of no numbers, or too many of them."""
+def check_rows(rows: Sequence[Sequence[float]], scales: Sequence[float], columns: int) -> None:
+    """Refuse rows or scales of another length, of no numbers, or too many rows."""
     if any(len(row) != columns for row in rows):
         raise ValueError(f"head_rows must have {columns} numbers each")
     if len(rows) * columns > MOST_NUMBERS:
         raise ValueError(f"head_rows have more than {MOST_NUMBERS} numbers")
     if not all(math.isfinite(number) for row in rows for number in row):
         raise ValueError("head_rows must be finite")
-    if rows and not 0 < reach < math.inf:
-        raise ValueError(f"head_rows need a head_reach that is positive, got {reach}")
+    if rows and len(scales) != columns:
+        raise ValueError(f"head_rows need head_scales, {columns} numbers, got {len(scales)}")
+    if not all(0 <= number < math.inf for number in scales):
+        raise ValueError("head_scales must be finite and at least 0")

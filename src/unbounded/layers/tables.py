@@ -48,14 +48,14 @@ class TableDense(PreNormDense):
             between them to their outputs, of weight zero at first (`RampedHead`).
         head_rows: rows of numbers, as long as the input; heads then add how near the input is to
             each, of weight zero at first (`KernelHead`).
-        head_reach: how far these are felt; needed with them.
+        head_scales: how fast nearness falls along each column; needed with them.
         rest: the other arguments of `Dense`; `activation` is "silu" by default.
     """
 
     reference = (3.0, 2.0)  # tables need few layers, and each costs time
     head_knots: Sequence[Sequence[float]] = ()  # of pickles that have none
     head_rows: Sequence[Sequence[float]] = ()
-    head_reach: float = 0.0
+    head_scales: Sequence[float] = ()
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TableDense(PreNormDense):
         height: float = 0.3,
         head_knots: Sequence[Sequence[float]] = (),
         head_rows: Sequence[Sequence[float]] = (),
-        head_reach: float = 0.0,
+        head_scales: Sequence[float] = (),
         activation: str | Activation = "silu",
         **rest: Any,
     ):
@@ -105,8 +105,8 @@ class TableDense(PreNormDense):
         self.head_knots = [[float(knot) for knot in column] for column in head_knots]
         _check_knots(self.head_knots, len(self.embedded))
         self.head_rows = [[float(number) for number in row] for row in head_rows]
-        self.head_reach = float(head_reach)
-        check_rows(self.head_rows, self.head_reach, self.in_features)
+        self.head_scales = [float(number) for number in head_scales]
+        check_rows(self.head_rows, self.head_scales, self.in_features)
 
     def hidden(self, depth: int) -> nn.Module:
         """`(batch, in_features or width)` → `(batch, width)`."""
@@ -124,7 +124,7 @@ class TableDense(PreNormDense):
         found: nn.Module = head
         if self.head_knots:
             found = RampedHead(head, self.embedded, self.head_knots)
-        return KernelHead(found, self.head_rows, self.head_reach) if self.head_rows else found
+        return KernelHead(found, self.head_rows, self.head_scales) if self.head_rows else found
 
     def context(self, x: Any) -> Any:
         """The input; where heads look at it, too, what they make of it is made once for all."""
@@ -146,7 +146,7 @@ class TableDense(PreNormDense):
         if self.head_knots:
             found["head_knots"] = self.head_knots
         if self.head_rows:
-            found |= {"head_rows": self.head_rows, "head_reach": self.head_reach}
+            found |= {"head_rows": self.head_rows, "head_scales": self.head_scales}
         return found
 
     def _waves(self) -> "Waves":
