@@ -96,7 +96,7 @@ def close(
     if known is None or scalings.targets is None:
         return held
     moved = known.numpy() * scalings.targets.scale
-    return held._replace(y=held.y - moved) if moved.any() else held
+    return held._replace(y=held.y + moved) if moved.any() else held
 
 
 def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> nearness.Table:

@@ -305,8 +305,8 @@ def add_nearness(
         left: seconds that it may take.
 
     Returns:
-        by how much more is known of the held-out rows than of others, `(rows, target)`: what to
-        take from their predictions if they are to judge. None if nothing was added.
+        by how much predictions of held-out rows moved when these were learnt from,
+        `(rows, target)`; zeros if they were not. None if nothing was added.
     """
     generator = torch.Generator().manual_seed(0)
     most = min(_MOST, MOST_NUMBERS // learnt.x.shape[1])
