@@ -67,7 +67,8 @@ def close(
 
     Returns:
         the held-out rows as they may still judge the models. If they were learnt from, their
-        targets are moved, so that they lie as far from the predictions as they did before.
+        targets are moved along with the predictions: each is as far off as if all the others had
+        been learnt from, and it had not.
     """
     if learnt is None or not all(map(_can, models)):
         return held
@@ -88,15 +89,14 @@ def close(
     left -= nearness.seconds(len(some.x))
     if left < 0:
         return held
-    known: Tensor | None = None
+    moved: Tensor | None = None
     with suppress(*_FAILURES), np.errstate(all="ignore"):
         tables = [_table(models, scalings, part) for part in (some, judges)]
         refit = refit and len(judges.x) == len(held.x)
-        known = nearness.add_nearness(models, tables[0], tables[1], refit, left)
-    if known is None or scalings.targets is None:
+        moved = nearness.add_nearness(models, tables[0], tables[1], refit, left)
+    if moved is None or scalings.targets is None or not moved.any():
         return held
-    moved = known.numpy() * scalings.targets.scale
-    return held._replace(y=held.y + moved) if moved.any() else held
+    return held._replace(y=held.y + moved.numpy() * scalings.targets.scale)
 
 
 def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> nearness.Table:

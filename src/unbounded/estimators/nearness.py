@@ -221,14 +221,14 @@ class Found(NamedTuple):
     gain: float  # squared error that it takes away, a share of that before
 
 
-def solve(table: Table, metric: Metric, right: Tensor) -> Tensor:
-    """(K + β + λ/ω)⁻¹ times the columns `(row, column)` of another matrix."""
+def factor_of(table: Table, metric: Metric) -> Tensor:
+    """L with LLᵀ = K + β + λ/ω, `(row, row)`."""
     gram = nearness(table.x, table.x, metric.scales).add_(_CONSTANT)
     gram.diagonal().add_(metric.strength / table.weights)
     factor, info = torch.linalg.cholesky_ex(gram)
     if int(info):
         raise torch.linalg.LinAlgError("rows are too near to each other")
-    return torch.cholesky_solve(right, factor)
+    return factor
 
 
 def foretell(x: Tensor, rows: Tensor, metric: Metric, values: Tensor) -> Tensor:
@@ -252,7 +252,8 @@ def choose(learnt: Table, held: Table, metric: Metric, doubt: float = 0.0) -> Fo
     again = again[:_MOST_COPIES]
     units = torch.zeros(len(learnt.x), len(again), dtype=torch.float64)
     units[again, torch.arange(len(again))] = 1.0
-    solved = solve(learnt, metric, torch.cat([learnt.y, learnt.means, units], 1))
+    right = torch.cat([learnt.y, learnt.means, units], 1)
+    solved = torch.cholesky_solve(right, factor_of(learnt, metric))
     of_y, of_mean, inverse = solved.tensor_split([learnt.y.shape[1], 2 * learnt.y.shape[1]], 1)
     near_y, near_mean = (foretell(held.x, learnt.x, metric, part) for part in (of_y, of_mean))
     copies = learnt.take(again)
@@ -305,8 +306,8 @@ def add_nearness(
         left: seconds that it may take.
 
     Returns:
-        by how much predictions of held-out rows moved when these were learnt from,
-        `(rows, target)`; zeros if they were not. None if nothing was added.
+        by how much the predictions of held-out rows move as each of them is learnt from,
+        `(rows, target)`; zeros if they are not. None if nothing was added.
     """
     generator = torch.Generator().manual_seed(0)
     most = min(_MOST, MOST_NUMBERS // learnt.x.shape[1])
@@ -329,18 +330,31 @@ def add_nearness(
         if more is not None and more.gain > found.gain + _GAIN:
             found = more
     rows, metric, share, values, _ = found
-    known, added = torch.zeros_like(held.y), torch.zeros_like(values)
+    moved, added = torch.zeros_like(held.y), torch.zeros_like(values)
     if refit and len(rows.x) + len(held.x) <= most:
-        both = Table.together(rows, held)
-        after = solve(both, metric, both.y - share * both.means)
-        told = (foretell(held.x, one.x, metric, v) for one, v in ((both, after), (rows, values)))
-        known = next(told) - next(told)
-        added = after.clone()
-        added[: len(values)] -= values
-        rows, values = both, after
+        rows, values, moved = _with(held, rows, metric, share)
+        added = values.clone()
+        added[: -len(held.x)] -= found.values
     for model in models:
         _install(model, rows.x, metric.scales, share, values, added)
-    return known
+    return moved
+
+
+def _with(held: Table, rows: Table, metric: Metric, share: float) -> tuple[Table, Tensor, Tensor]:
+    """Learn from held-out rows, too: all rows, their values, and by how much the former move.
+
+    That is from what is foretold of each of them by all other rows, v_i/(K + β + λ/ω)⁻¹_ii off the
+    target, to what is foretold now.
+    """
+    both = Table.together(rows, held)
+    factor = factor_of(both, metric)
+    values = torch.cholesky_solve(both.y - share * both.means, factor)
+    count = len(held.x)
+    corner = factor[-count:, -count:]  # of rows that come last, the inverse needs no more
+    roots = torch.linalg.solve_triangular(corner, torch.eye(count).to(corner), upper=False)
+    own = values[-count:]
+    alone = own / roots.square().sum(0)[:, None]
+    return both, values, alone - own * (metric.strength / held.weights)[:, None]
 
 
 def _install(
