@@ -611,6 +611,26 @@ def test_models_are_added_to_results_that_are_there(tmp_path, capsys):
     assert json.loads(path.read_text()) == after
 
 
+def test_models_are_run_again_and_others_stay(tmp_path):
+    path, common = resumed_study(tmp_path)
+    assert reproduce(*common, "--models", "f3,udn") == 0
+    assert reproduce(*common, "--models", "f2") == 0
+    before = json.loads(path.read_text())
+    before["rows"][1]["rmse"] = before["rows"][2]["rmse"] = -1.0  # f2 and f3 of the first split
+    path.write_text(json.dumps(before))
+    assert reproduce(*common, "--again", "--models", "f2") == 0
+    after = json.loads(path.read_text())
+    assert after["configuration"] == before["configuration"]
+    assert [later["models"] for later in after["added"]] == [["f2"]]
+    changed = [old != new for old, new in zip(before["rows"], after["rows"], strict=True)]
+    assert changed == [False, True, False, False, False, False]
+    assert after["rows"][1]["rmse"] > 0
+    assert reproduce(*common, "--again", "--models", "udn,f2,f3") == 0
+    whole = json.loads(path.read_text())
+    assert "added" not in whole
+    assert whole["rows"][2]["rmse"] > 0
+
+
 def test_gap_splits_and_an_estimate(tmp_path, capsys):
     write_set(tmp_path, small_set())
     common = ["--data", str(tmp_path), "--datasets", "yacht", "--splits", "gap"]

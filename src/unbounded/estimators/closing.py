@@ -91,7 +91,8 @@ def close(
         return held
     moved: Tensor | None = None
     with suppress(*_FAILURES), np.errstate(all="ignore"):
-        tables = [_table(models, scalings, part) for part in (some, judges)]
+        near = learnt.take(slice(None, None, -(-len(learnt.x) // nearness.MOST_LEARNT)))
+        tables = [_table(models, scalings, part) for part in (near, judges)]
         refit = refit and len(judges.x) == len(held.x)
         moved = nearness.add_nearness(models, tables[0], tables[1], refit, left)
     if moved is None or scalings.targets is None or not moved.any():

@@ -37,6 +37,8 @@ Floats = NDArray[np.float64]
 
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 """κ"""
+MOST_LEARNT = 20_000
+"""Rows among which some are the nearest."""
 _CONSTANT = 4.0  # β, in units of the targets' variance: as good as free
 _LEAST, _SOME, _MOST = 50, 2000, 9000  # rows to be near to: at the least, to try, at the most
 _MOST_JUDGES, _MOST_COPIES = 4000, 100
@@ -52,7 +54,6 @@ _ASKED, _NEAREST = 800, 40  # rows that are foretold, by so many others
 _FEWER = 16  # nearest rows, of many columns
 _NUMBERS = 8_000_000  # of all differences together
 _FEW = 150  # rows that say too little of each column
-_AMONG = 20_000  # rows to be the nearest
 _REACHES = (0.25, 1.0, 4.0, 16.0)  # of the median distance: one scale for all columns
 _STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)
 _ROUNDS, _STEPS = 2, 10
@@ -159,7 +160,7 @@ def find_metric(table: Table) -> Metric | None:
     One scale for all columns, or one for each if that is better by more than a nat a column.
     """
     generator = torch.Generator().manual_seed(0)
-    table = table.take(torch.randperm(len(table.x), generator=generator)[:_AMONG])
+    table = table.take(torch.randperm(len(table.x), generator=generator))
     columns = table.x.shape[1]
     count = min(_NEAREST, len(table.x) - 1)
     asked = torch.arange(min(len(table.x), _ASKED))

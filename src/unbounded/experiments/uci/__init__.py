@@ -8,7 +8,7 @@ figures, and the two panels of the paper's appendix.
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
     add("--out", type=Path, help="folder to write; results/uci or results/uci-gap by default")
     add("--resume", action="store_true", help="keep what is there, run as here; add the rest")
+    add("--again", action="store_true", help="keep other models than these, train these anew")
     add("--quick", action="store_true", help="three sets, three splits, short training")
     add("--seeds", default=",".join(map(str, range(MEMBERS))), help="of an ensemble's members")
     add("--width", type=int, help=f"of hidden layers ({Recipe.width})")
@@ -91,7 +92,10 @@ def _run(options: argparse.Namespace) -> None:
         mine = _for_set(plan, data, options.splits)
         path = out / f"{name}.json"
         asked = describe(mine, data)
-        there = shares.planned(partial(_kept, path, asked)) if options.resume else None
+        keeps = options.resume or options.again
+        there = shares.planned(partial(_kept, path, asked)) if keeps else None
+        if there is not None and options.again:
+            there = without(there, mine.models)
         if there is not None:
             done = there["configuration"]["models"]
             mine = replace(mine, models=[m for m in mine.models if m not in done])
@@ -149,6 +153,26 @@ def added(there: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
         **there,
         "configuration": {**there["configuration"], "models": models},
         "added": [*there.get("added", []), note],
+        "rows": rows,
+    }
+
+
+def without(there: dict[str, Any], models: Sequence[str]) -> dict[str, Any] | None:
+    """Results of a set without those of some models; None if nothing is left."""
+    configuration = there["configuration"]
+    left = [model for model in configuration["models"] if model not in models]
+    if not left:
+        return None
+    notes = [
+        {**note, "models": kept}
+        for note in there.get("added", [])
+        if (kept := [model for model in note["models"] if model not in models])
+    ]
+    rows = [row for row in there["rows"] if row["model"] not in models]
+    return {
+        **there,
+        "configuration": {**configuration, "models": left},
+        "added": notes,
         "rows": rows,
     }
 
