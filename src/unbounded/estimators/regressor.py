@@ -45,7 +45,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         least_squares: after training, fit what heads, single columns and nearness to rows of the
             table can still explain by least squares, where held-out rows show a gain
             (`unbounded.estimators.closing`); not without `calibrate`: the noise would be that of
-            before. The model then may hold up to 1,000 rows of the table, scaled.
+            before. The model then may hold up to 9,000 rows of the table, scaled.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
