@@ -229,7 +229,7 @@ def test_several_targets(friedman):
 def test_many_rows_are_predicted_in_pieces(classifier, iris, monkeypatch):
     X, _ = iris
     whole = classifier.predict_proba(X), classifier.predict_by_depth(X)
-    monkeypatch.setattr("unbounded.estimators.predicting.PREDICTION_ROWS", 64)
+    monkeypatch.setattr("unbounded.estimators.rows.PREDICTION_ROWS", 64)
     assert np.allclose(classifier.predict_proba(X), whole[0], rtol=1e-12)
     assert np.allclose(classifier.predict_by_depth(X), whole[1], rtol=1e-12)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unbounded.estimators.rows import PREDICTION_ROWS, Array, Scalings, WeightedRows, is_classes
+from unbounded.estimators.rows import Array, Scalings, WeightedRows, is_classes, rows_at_once
 from unbounded.estimators.spread import Errors, find_bend
 from unbounded.layers.convolutional import PooledLinear
 from unbounded.layers.trunk import MemberHead
@@ -92,7 +92,8 @@ class HeldOutPredictions:
     @cached_property
     def members(self) -> list[Prediction]:
         """The prediction of each."""
-        return [predict(model, self.tensors[0], PREDICTION_ROWS) for model in self.models]
+        rows = rows_at_once(self.models[0])
+        return [predict(model, self.tensors[0], rows) for model in self.models]
 
 
 @torch.no_grad()

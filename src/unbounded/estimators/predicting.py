@@ -12,7 +12,7 @@ from unbounded.estimators import prepared as few
 from unbounded.estimators.ensemble import average_by_depth, average_probs, depth_probs
 from unbounded.estimators.frames import validate_new
 from unbounded.estimators.prepared import Prepared
-from unbounded.estimators.rows import PREDICTION_ROWS, Scaling, Scalings
+from unbounded.estimators.rows import Scaling, Scalings, rows_at_once
 from unbounded.exits import EarlyExit, predict_early
 from unbounded.likelihoods import Prediction
 from unbounded.model import UDN
@@ -109,7 +109,7 @@ class Predictor:
         """
         scalings = Scalings(self.input_scaling_, None)
         device = self.model_.anchor.device
-        rows = max(1, PREDICTION_ROWS // self.model_.likelihood.count)
+        rows = rows_at_once(self.model_)
         for start in range(0, len(x), rows):
             piece = scalings.x(x[start : start + rows], self.model_).to(device)
             yield [self._checked(found) for one in prepared for found in one.predictions(piece)]
@@ -132,7 +132,7 @@ class Predictor:
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The same of one member."""
         frozen, scalings = prepared.frozen, Scalings(self.input_scaling_, None)
-        stack, device = frozen.stack(), self.model_.anchor.device
+        stack, device, rows = frozen.stack(), self.model_.anchor.device, rows_at_once(self.model_)
         with torch.inference_mode():
             found = [
                 predict_early(
@@ -140,10 +140,10 @@ class Predictor:
                     frozen.layers,
                     frozen.likelihood,
                     prepared.log_q,
-                    scalings.x(x[start : start + PREDICTION_ROWS], self.model_).to(device),
+                    scalings.x(x[start : start + rows], self.model_).to(device),
                     rule,
                 )
-                for start in range(0, len(x), PREDICTION_ROWS)
+                for start in range(0, len(x), rows)
             ]
         probs = np.concatenate([one.probs.cpu().numpy() for one in found])
         return probs, np.concatenate([one.depths.cpu().numpy() for one in found])

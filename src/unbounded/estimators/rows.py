@@ -40,6 +40,12 @@ class WeightedRows(NamedTuple):
         return WeightedRows(self.x[index], self.y[index], self.weights[index], given)
 
 
+def rows_at_once(model: UDN) -> int:
+    """How many rows go through a network at a time: fewer where each is compared with many."""
+    known = len(getattr(model.layers, "head_rows", ()))
+    return max(1, PREDICTION_ROWS // (model.likelihood.count * (1 + known // 1000)))
+
+
 def is_classes(y: Array) -> bool:
     """Whether targets are classes or labels, rather than numbers."""
     return bool(y.dtype.kind != "f")
