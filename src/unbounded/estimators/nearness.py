@@ -250,7 +250,7 @@ def choose(learnt: Table, held: Table, metric: Metric, doubt: float = 0.0) -> Fo
     """
     again = learnt.copies.nonzero()[:, 0]
     returning = float(learnt.weights[again].sum() / learnt.weights.sum())
-    again = again[:_MOST_COPIES]
+    again = again[_spread(len(again), _MOST_COPIES)]
     units = torch.zeros(len(learnt.x), len(again), dtype=torch.float64)
     units[again, torch.arange(len(again))] = 1.0
     right = torch.cat([learnt.y, learnt.means, units], 1)
@@ -274,6 +274,11 @@ def choose(learnt: Table, held: Table, metric: Metric, doubt: float = 0.0) -> Fo
         if gain > -error and all_gain > least:
             best = Found(learnt, metric, share, values, all_gain)
     return best
+
+
+def _spread(rows: int, most: int) -> slice:
+    """So many of the rows, at equal distances: their order may be that of a column."""
+    return slice(None, None, max(1, -(-rows // most)))
 
 
 def _mean_square(table: Table, errors: Tensor, others: Tensor | None = None) -> tuple[float, float]:
@@ -313,7 +318,7 @@ def add_nearness(
     generator = torch.Generator().manual_seed(0)
     most = min(_MOST, MOST_NUMBERS // learnt.x.shape[1])
     order = torch.randperm(len(learnt.x), generator=generator)[:most]
-    judges = held.take(slice(_MOST_JUDGES))
+    judges = held.take(_spread(len(held.x), _MOST_JUDGES))
     if len(order) < _LEAST:
         return None
     refit = refit and len(judges.x) == len(held.x)
