@@ -354,8 +354,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             seen = None
             for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
-                    judges = self._close(models, scalings, learnt, held, own)
-                    seen = HeldOutPredictions(models, scalings, judges, learnt, heavy)
+                    moved = self._close(models, scalings, learnt, held, own)
+                    seen = HeldOutPredictions(models, scalings, held, learnt, heavy, moved)
                     if self.calibrate:
                         calibrate(seen)
             members = [model for run in runs for model in run.models]
@@ -367,13 +367,13 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
 
     def _close(
         self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
-    ) -> WeightedRows:
+    ) -> torch.Tensor | None:
         """Improve trained models by what is known in closed form, if anything is.
 
         Returns:
-            the held-out rows as they may still judge the models.
+            what `HeldOutPredictions` calls `moved`.
         """
-        return held
+        return None
 
     def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""

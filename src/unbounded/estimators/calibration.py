@@ -47,6 +47,9 @@ class HeldOutPredictions:
         rows: that were not learnt from; there may be none.
         learnt: rows that were, of which some are looked at; None if they are not at hand.
         heavy: those of them that are too heavy to be held out; None without any.
+        moved: by how much the means of the rows moved as each was learnt from in the end,
+            `(rows, target)`; they are judged as if each had not been. None if the models remember
+            no rows; if they do, rows that were learnt from tell nothing.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class HeldOutPredictions:
         rows: WeightedRows,
         learnt: WeightedRows | None = None,
         heavy: WeightedRows | None = None,
+        moved: Tensor | None = None,
     ):
-        self.models = models
+        self.models, self._moved = models, moved
         self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
         self._scalings, self._learnt, self._heavy = scalings, learnt, heavy
 
@@ -78,7 +82,7 @@ class HeldOutPredictions:
     @cached_property
     def learnt(self) -> "HeldOutPredictions | None":
         """The same of rows that were learnt from, at equal distances."""
-        if self._learnt is None:
+        if self._learnt is None or self._moved is not None:
             return None
         every = -(-len(self._learnt.x) // _MOST_LEARNT)
         some = self._learnt.take(slice(None, None, every))
@@ -93,7 +97,16 @@ class HeldOutPredictions:
     def members(self) -> list[Prediction]:
         """The prediction of each."""
         rows = rows_at_once(self.models[0])
-        return [predict(model, self.tensors[0], rows) for model in self.models]
+        found = [predict(model, self.tensors[0], rows) for model in self.models]
+        if self._moved is None:
+            return found
+
+        def as_before(outputs: Tensor) -> Tensor:
+            assert self._moved is not None
+            others = outputs.shape[-1] - self._moved.shape[1]
+            return outputs - F.pad(self._moved, (0, others)).to(outputs)
+
+        return [replace(one, outputs=as_before(one.outputs)) for one in found]
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
 _CONSTANT = 1e3  # a feature
 _SPEED = 1e10  # products a second, on one slow core
-_FAILURES = (np.linalg.LinAlgError, torch.linalg.LinAlgError, MemoryError)
+_FAILURES = (ArithmeticError, MemoryError, RuntimeError, np.linalg.LinAlgError)  # torch's, too
 _LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 
 
@@ -54,7 +54,7 @@ def close(
     held: WeightedRows,
     seconds: float | None = None,
     refit: bool = True,
-) -> WeightedRows:
+) -> Tensor | None:
     """Add to the heads of trained models what least squares find.
 
     Args:
@@ -66,38 +66,35 @@ def close(
         refit: whether held-out rows may be learnt from in the end.
 
     Returns:
-        the held-out rows as they may still judge the models. If they were learnt from, their
-        targets are moved along with the predictions: each is as far off as if all the others had
-        been learnt from, and it had not.
+        by how much the means of held-out rows have moved as each of them was learnt from, as
+        networks have them, `(rows, target)`: each has to be judged as it was foretold by all
+        others. None if predictions remember no rows.
     """
     if learnt is None or not all(map(_can, models)):
-        return held
+        return None
     few = (learnt, _LEAST_LEARNT), (held, _LEAST_HELD)
     if any(equal_rows(rows.weights) < least for rows, least in few):
-        return held
+        return None
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
     left = np.inf if seconds is None else seconds
     left -= sum(_seconds(model, len(some.x)) for model in models)
     if left < 0:
-        return held
-    # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers. Whatever is
-    # wrong here, the models are as good as they were.
-    rows = _Rows.of(models[0], scalings, some, judges)
+        return None
+    # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers; memory may be
+    # short, too. Whatever is wrong here, the models are as good as they were.
     with suppress(*_FAILURES), np.errstate(all="ignore"):
-        _close(models, rows)
+        _close(models, _Rows.of(models[0], scalings, some, judges))
     left -= nearness.seconds(len(some.x))
     if left < 0:
-        return held
-    moved: Tensor | None = None
+        return None
     with suppress(*_FAILURES), np.errstate(all="ignore"):
         near = learnt.take(slice(None, None, -(-len(learnt.x) // nearness.MOST_LEARNT)))
         tables = [_table(models, scalings, part) for part in (near, judges)]
         refit = refit and len(judges.x) == len(held.x)
         moved = nearness.add_nearness(models, tables[0], tables[1], refit, left)
-    if moved is None or scalings.targets is None or not moved.any():
-        return held
-    return held._replace(y=held.y + moved.numpy() * scalings.targets.scale)
+        return None if moved is None else moved if refit else torch.zeros(len(held.x), 1)
+    return None
 
 
 def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> nearness.Table:

@@ -41,9 +41,9 @@ MOST_LEARNT = 20_000
 """Rows among which some are the nearest."""
 _CONSTANT = 4.0  # β, in units of the targets' variance: as good as free
 _LEAST, _SOME, _MOST = 50, 2000, 9000  # rows to be near to: at the least, to try, at the most
-_MOST_JUDGES, _MOST_COPIES = 4000, 100
+_MOST_JUDGES, _MOST_COPIES, _MOST_ALONE = 4000, 100, 1000
 _BEYOND = 1e300  # a score of what cannot be computed
-_DOUBT = 0.5  # standard errors
+_DOUBT, _ALIKE = 0.5, 0.5  # standard errors
 _GAIN = 0.01  # of the squared error, that more rows than a few must bring
 _BOUNDS = (-20.0, 8.0), (math.log(1e-3), math.log(1e2))  # of log s and log λ
 _SAME = 100.0  # s with which rows that are the same are near, and hardly any others
@@ -118,12 +118,14 @@ class Neighbours:
         self.counts = table.weights[chosen]
         # Of each pair one is enough: who is (1 or column, row · near), pairs (…, row · pair).
         self.shape, self.upper = (len(asked), count), torch.triu_indices(count, count, 1)
-        near = table.x[chosen].permute(2, 0, 1).contiguous()
-        first, second = (near[:, :, index] for index in self.upper)
-        self.pairs = (first - second).abs_().flatten(1)
-        self.own = (near - table.x[asked].T[..., None]).abs_().flatten(1)
-        if scales is None:
-            self.pairs, self.own = (part.sum(0, keepdim=True) for part in (self.pairs, self.own))
+        left, right = self.upper
+        kinds = 1 if scales is None else table.x.shape[1]
+        self.own = table.x.new_zeros(kinds, chosen.numel())
+        self.pairs = table.x.new_zeros(kinds, len(asked) * len(left))
+        for column, values in enumerate(table.x.T):  # one after the other takes the least memory
+            near, place = values[chosen], column % kinds
+            self.own[place] += (near - values[asked][:, None]).abs_().flatten()
+            self.pairs[place] += (near[:, left] - near[:, right]).abs_().flatten()
         self.y, self.near_y, self.weights = table.y[asked], table.y[chosen], table.weights[asked]
 
     def at(self, logs: Floats) -> tuple[float, Floats]:
@@ -213,13 +215,16 @@ def _descend(table: Table, asked: Tensor, count: int, start: Floats) -> tuple[Fl
 
 
 class Found(NamedTuple):
-    """What nearness to rows adds."""
+    """What nearness to rows may add, and what it is worth."""
 
     rows: Table  # to be near to
     metric: Metric
     share: float  # κ
     values: Tensor  # v, (row, target)
-    gain: float  # squared error that it takes away, a share of that before
+    left: Tensor  # squared errors of held-out rows, (rows,)
+    fresh: float  # what their mean falls by, a share of that before
+    error: float  # standard error of that
+    gain: float  # the same, with copies as often as the table has them
 
 
 def factor_of(table: Table, metric: Metric) -> Tensor:
@@ -232,47 +237,79 @@ def factor_of(table: Table, metric: Metric) -> Tensor:
     return factor
 
 
+def _inverse(factor: Tensor, count: int) -> Tensor:
+    """The last so many numbers of the diagonal of (LLᵀ)⁻¹: only that corner of L has a part."""
+    corner = factor[-count:, -count:]
+    roots = torch.linalg.solve_triangular(corner, torch.eye(count).to(corner), upper=False)
+    return roots.square().sum(0)
+
+
 def foretell(x: Tensor, rows: Tensor, metric: Metric, values: Tensor) -> Tensor:
     """Σ_j v_j (k(x, z_j) + β), `(rows, target)`."""
     parts = [nearness(part, rows, metric.scales) @ values for part in x.split(_SOME)]
     return torch.cat(parts) + _CONSTANT * values.sum(0)
 
 
-def choose(learnt: Table, held: Table, metric: Metric, doubt: float = 0.0) -> Found | None:
-    """The share of the network with which the error is least; None unless it falls.
+def weigh(learnt: Table, held: Table, metric: Metric) -> list[Found]:
+    """What each share of the network is worth, to held-out rows and to copies.
 
-    It may rise by `doubt` standard errors, where held-out rows will be learnt from, too: what they
-    are worth does not show in it.
-
-    The error is that of held-out rows, none of which is a copy of another row, and of copies, as
-    often as the table has them, each as if it alone had not been there. That of the former must
-    not rise by more than its standard error.
+    None of the former is a copy of another row. Of rows that are there ω times one copy is left
+    out: each is foretold as if it alone had not been there.
     """
+    before = _square(held, held.y - held.means)
+    if not 0 < before < math.inf:
+        return []
     again = learnt.copies.nonzero()[:, 0]
     returning = float(learnt.weights[again].sum() / learnt.weights.sum())
     again = again[_spread(len(again), _MOST_COPIES)]
     units = torch.zeros(len(learnt.x), len(again), dtype=torch.float64)
     units[again, torch.arange(len(again))] = 1.0
     right = torch.cat([learnt.y, learnt.means, units], 1)
-    solved = torch.cholesky_solve(right, factor_of(learnt, metric))
+    factor = factor_of(learnt, metric)
+    solved = torch.cholesky_solve(right, factor)
     of_y, of_mean, inverse = solved.tensor_split([learnt.y.shape[1], 2 * learnt.y.shape[1]], 1)
     near_y, near_mean = (foretell(held.x, learnt.x, metric, part) for part in (of_y, of_mean))
     copies = learnt.take(again)
     # With one copy less, ω − 1 in place of ω.
     noise = metric.strength / copies.copies
     fewer = noise - metric.strength / copies.weights
-    left = noise / (1 + fewer * inverse[again, torch.arange(len(again))])
-    before, _ = _mean_square(held, held.y - held.means)
-    best: Found | None = None
+    alone = (noise / (1 + fewer * inverse[again, torch.arange(len(again))]))[:, None]
+    # Held-out rows are few, and may be kind to a kernel, which knows nothing beyond its rows. Those
+    # that were learnt from are more, and each is foretold by all others.
+    last = learnt.take(slice(-_MOST_ALONE, None))
+    errors = of_y[-_MOST_ALONE:] / _inverse(factor, len(last.x))[:, None]
+    kindness = _square(last, errors) - _square(held, held.y - near_y)
+    found = []
     for share in SHARES:
-        after = held.y - near_y - share * (held.means - near_mean)
-        gain, error = _mean_square(held, held.y - held.means, after)
         values = of_y - share * of_mean
-        known, _ = _mean_square(copies, copies.y - copies.means, left[:, None] * values[again])
-        all_gain = ((1 - returning) * gain + returning * known) / before
-        least = -doubt * error / before if best is None else best.gain
-        if gain > -error and all_gain > least:
-            best = Found(learnt, metric, share, values, all_gain)
+        after = held.y - near_y - share * (held.means - near_mean)
+        fresh, error = _fall(held, held.y - held.means, after)
+        fresh -= (1 - share) ** 2 * max(0.0, kindness)
+        known, _ = _fall(copies, copies.y - copies.means, alone * values[again])
+        gain = (1 - returning) * fresh + returning * known
+        worth = (number / before for number in (fresh, error, gain))
+        found.append(Found(learnt, metric, share, values, after.square().sum(1), *worth))
+    return found
+
+
+def choose(tried: Sequence[Found], weights: Tensor, doubt: float = 0.0) -> Found | None:
+    """What is worth most; None unless the error falls.
+
+    Held-out rows must not lose more than a standard error against the best for them: copies alone
+    do not decide. The error may rise by `doubt` standard errors, where held-out rows will be learnt
+    from, too: what they are worth does not show in it. Where more of the network is as good, but
+    for noise, it stays: beyond the rows of the table only the network goes on.
+    """
+    most = max((0.0, *(one.fresh for one in tried)))
+    near = [one for one in tried if one.fresh >= most - one.error]
+    best = max(near, key=attrgetter("gain"), default=None)
+    if best is None or best.gain <= -doubt * best.error:
+        return None
+    for one in near:  # larger shares come first
+        if one.metric is best.metric and one.share > best.share and one.gain > 0:
+            lost, error = _mean_of(weights, one.left - best.left)
+            if lost <= _ALIKE * error:
+                return one
     return best
 
 
@@ -281,14 +318,21 @@ def _spread(rows: int, most: int) -> slice:
     return slice(None, None, max(1, -(-rows // most)))
 
 
-def _mean_square(table: Table, errors: Tensor, others: Tensor | None = None) -> tuple[float, float]:
-    """Of errors `(row, target)`, less that of others, and its standard error; 0 of no rows."""
-    if not len(errors):
+def _fall(table: Table, errors: Tensor, others: Tensor) -> tuple[float, float]:
+    """By how much squared errors `(row, target)` fall, and its standard error; 0 of no rows."""
+    return _mean_of(table.weights, errors.square().sum(1) - others.square().sum(1))
+
+
+def _square(table: Table, errors: Tensor) -> float:
+    """The mean of squared errors, `(row, target)`."""
+    return _mean_of(table.weights, errors.square().sum(1))[0]
+
+
+def _mean_of(weights: Tensor, each: Tensor) -> tuple[float, float]:
+    """The mean of what rows have, `(rows,)`, and its standard error; 0 of no rows."""
+    if not len(each):
         return 0.0, 0.0
-    each = errors.square().sum(1)
-    if others is not None:
-        each = each - others.square().sum(1)
-    share = table.weights / table.weights.sum()
+    share = weights / weights.sum()
     mean = float(share @ each)
     return mean, float((share**2) @ (each - mean) ** 2) ** 0.5
 
@@ -327,15 +371,15 @@ def add_nearness(
     metrics = [find_metric(learnt)]
     if few.copies.any():
         metrics.append(Metric(torch.full_like(few.x[0], _SAME), math.exp(_BOUNDS[1][0])))
-    tried = [choose(few, judges, metric, doubt) for metric in metrics if metric is not None]
-    found = max((one for one in tried if one is not None), key=attrgetter("gain"), default=None)
+    tried = [one for metric in metrics if metric for one in weigh(few, judges, metric)]
+    found = choose(tried, judges.weights, doubt)
     if found is None:
         return None
     if len(order) > _SOME and 2 * len(order) ** 3 / _SPEED < left:
-        more = choose(learnt.take(order), judges, found.metric)
+        more = choose(weigh(learnt.take(order), judges, found.metric), judges.weights)
         if more is not None and more.gain > found.gain + _GAIN:
             found = more
-    rows, metric, share, values, _ = found
+    rows, metric, share, values = found[:4]
     moved, added = torch.zeros_like(held.y), torch.zeros_like(values)
     if refit and len(rows.x) + len(held.x) <= most:
         rows, values, moved = _with(held, rows, metric, share)
@@ -356,10 +400,8 @@ def _with(held: Table, rows: Table, metric: Metric, share: float) -> tuple[Table
     factor = factor_of(both, metric)
     values = torch.cholesky_solve(both.y - share * both.means, factor)
     count = len(held.x)
-    corner = factor[-count:, -count:]  # of rows that come last, the inverse needs no more
-    roots = torch.linalg.solve_triangular(corner, torch.eye(count).to(corner), upper=False)
     own = values[-count:]
-    alone = own / roots.square().sum(0)[:, None]
+    alone = own / _inverse(factor, count)[:, None]
     return both, values, alone - own * (metric.strength / held.weights)[:, None]
 
 
@@ -382,10 +424,8 @@ def _install(
             part *= share
         head.linear.bias[:size] += (_CONSTANT * values.sum(0)).to(head.linear.bias)
         head.values[:, :size] = values.to(head.values)
-        if added.any():
-            others = added.new_zeros(len(added), head.values.shape[1])
-            others[:, :size] = added
-            head.added = others.to(head.values), (_CONSTANT * added.sum(0)).to(head.linear.bias)
+        head.added[:, :size] = added.to(head.added)
+        head.added_bias[:size] = (_CONSTANT * added.sum(0)).to(head.added)
         heads[name] = head
 
 

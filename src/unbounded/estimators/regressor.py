@@ -235,9 +235,9 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
 
     def _close(
         self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
-    ) -> WeightedRows:
+    ) -> torch.Tensor | None:
         if not (self.least_squares and self.calibrate) or self._goes_on():
-            return held
+            return None
         seconds = None if self.time_limit is None else _SHARE * self.time_limit
         return close(models, scalings, learnt, held, seconds, own and not self.warm_start)
 

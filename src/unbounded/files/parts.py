@@ -27,6 +27,7 @@ from unbounded.layers import (
 from unbounded.layers.convolutional import FORMS
 from unbounded.layers.dense import ACTIVATIONS
 from unbounded.layers.init import INITS
+from unbounded.layers.kernels import MOST_NUMBERS
 from unbounded.layers.transformer import POSITIONS
 from unbounded.likelihoods import (
     BalancedGaussian,
@@ -160,7 +161,7 @@ _SHAPES: Mapping[str, Check] = {
     "steps": list_of(list_of(real(), least=2, most=2)),
     "height": _POSITIVE,
     "head_knots": list_of(_knots, most=1 << 16),
-    "head_rows": list_of(list_of(real(-_FURTHEST, _FURTHEST)), most=1 << 16),
+    "head_rows": list_of(list_of(real(-_FURTHEST, _FURTHEST)), most=MOST_NUMBERS),
     "head_scales": list_of(real(0, _FURTHEST)),
 }
 _MAYBE: dict[Any, Mapping[str, Check]] = {

@@ -34,6 +34,8 @@ class KernelHead(nn.Module):
 
     rows: Tensor
     scales: Tensor
+    added: Tensor
+    added_bias: Tensor
 
     def __init__(self, rest: nn.Module, rows: Sequence[Sequence[float]], scales: Sequence[float]):
         super().__init__()
@@ -44,7 +46,9 @@ class KernelHead(nn.Module):
             self.register_buffer(name, torch.from_numpy(array).to(weight), persistent=False)
         self.name = digest(*(array.tobytes() for array in given.values()))
         self.values = nn.Parameter(weight.new_zeros(len(rows), self.linear.out_features))
-        self.added: tuple[Tensor, Tensor] | None = None  # to values and bias, by held-out rows
+        # To values and to the bias, by rows that may have to judge again. Files keep it.
+        for name, like in (("added", self.values), ("added_bias", self.linear.bias)):
+            self.register_buffer(name, torch.zeros_like(like.detach()))
 
     @property
     def linear(self) -> nn.Linear:
@@ -64,11 +68,10 @@ class KernelHead(nn.Module):
     @torch.no_grad()
     def forget(self) -> None:
         """Take back what was learnt from rows that are to judge again."""
-        if self.added is not None:
-            values, bias = self.added
-            self.values -= values.to(self.values)
-            self.linear.bias[: len(bias)] -= bias.to(self.values)
-            self.added = None
+        self.values.sub_(self.added)
+        self.linear.bias.sub_(self.added_bias)
+        self.added.zero_()
+        self.added_bias.zero_()
 
     @staticmethod
     def skips_in_numpy(heads: "Sequence[KernelHead]") -> Function | None:
