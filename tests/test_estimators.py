@@ -492,7 +492,7 @@ def test_partial_fit_does_not_undo_what_fit_has_learnt():
     scores = [model.score(*test)]
     for _ in range(8):
         scores.append(model.partial_fit(*rows(40)).score(*test))
-    assert min(scores) > scores[0] - 0.005
+    assert min(scores) > scores[0] - 0.007
     labels = UDNClassifier(random_state=0).fit(test[0][:400], test[1][:400] > 1)
     X, y = test[0][400:], test[1][400:] > 1
     losses = [log_loss(y, labels.predict_proba(X))]

@@ -240,8 +240,8 @@ def test_heads_add_nearness_to_rows():
         state, x = torch.randn(9, 4).double(), torch.randn(9, 3).double()
         assert not head(state, x).any()
         with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.normal_()
+            for tensor in (*head.parameters(), head.values):
+                tensor.normal_()
         rest = head.rest(state, x) if options else head.rest(state)
         apart = [[abs(a - b) @ np.array(scales) for b in np.array(rows)] for a in x.numpy()]
         expected = rest + torch.tensor(np.exp(-np.array(apart))) @ head.values

@@ -29,7 +29,7 @@ from unbounded.estimators.building import (
     shown,
     threads,
 )
-from unbounded.estimators.calibration import HeldOutPredictions, calibrate, straighten
+from unbounded.estimators.calibration import HeldOutPredictions, calibrate, forget_judges
 from unbounded.estimators.encoded import KnownTable, encode_again, fit_encoding, known
 from unbounded.estimators.ensemble import (
     TrainedModels,
@@ -40,7 +40,6 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
-from unbounded.estimators.nearness import forget_judges
 from unbounded.estimators.nested import NestedParameters
 from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, heeds_overfitting, quality
 from unbounded.estimators.predicting import Predictor
@@ -276,7 +275,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         elif self._goes_on():
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
-            straighten(models)
             forget_judges(models)
         else:
             scalings = self._scalings(train)
@@ -346,16 +344,13 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         return training
 
     def _finish(self, runs: Sequence[TrainedModels], rows: int, own: bool) -> None:
-        """Keep what was trained on so many rows, with what each run's held-out rows say of it.
-
-        These are the table's `own`, or others that are never learnt from.
-        """
+        """Keep what was trained on so many rows, with what held-out rows, maybe its own, say."""
         with interrupts.shielded():
             seen = None
             for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
-                    moved = self._close(models, scalings, learnt, held, own)
-                    seen = HeldOutPredictions(models, scalings, held, learnt, heavy, moved)
+                    seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
+                    seen.improve(partial(self._close, models, scalings, learnt, held, own))
                     if self.calibrate:
                         calibrate(seen)
             members = [model for run in runs for model in run.models]
@@ -365,15 +360,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             of = f" of the first of {len(members)} networks" if self._apart else ""
             warn(f"fit was interrupted: epoch {self.best_epoch_} of {self.n_iter_} is kept{of}")
 
-    def _close(
-        self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
-    ) -> torch.Tensor | None:
-        """Improve trained models by what is known in closed form, if anything is.
-
-        Returns:
-            what `HeldOutPredictions` calls `moved`.
-        """
-        return None
+    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool) -> Any:
+        """Improve trained models by what is known in closed form (`HeldOutPredictions.improve`)."""
 
     def _judge(self, held: HeldOutPredictions | None) -> None:
         """Take from held-out rows, if there are any, what predictions need to know of them."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unbounded.estimators import nearness
 from unbounded.estimators.rows import Array, Scalings, WeightedRows, is_classes, rows_at_once
 from unbounded.estimators.spread import Errors, find_bend
 from unbounded.layers.convolutional import PooledLinear
@@ -47,9 +48,6 @@ class HeldOutPredictions:
         rows: that were not learnt from; there may be none.
         learnt: rows that were, of which some are looked at; None if they are not at hand.
         heavy: those of them that are too heavy to be held out; None without any.
-        moved: by how much the means of the rows moved as each was learnt from in the end,
-            `(rows, target)`; they are judged as if each had not been. None if the models remember
-            no rows; if they do, rows that were learnt from tell nothing.
     """
 
     def __init__(
@@ -59,11 +57,26 @@ class HeldOutPredictions:
         rows: WeightedRows,
         learnt: WeightedRows | None = None,
         heavy: WeightedRows | None = None,
-        moved: Tensor | None = None,
     ):
-        self.models, self._moved = models, moved
+        self.models = models
+        self._moved: Tensor | None = None
         self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
         self._scalings, self._learnt, self._heavy = scalings, learnt, heavy
+
+    def improve(self, close: Callable[[], Tensor | None]) -> None:
+        """Let models be improved before they are asked for held-out rows.
+
+        Args:
+            close: does so, and says by how much the means of these rows move as each of them is
+                learnt from, `(rows, target)`: they are judged as if each had not been. None if
+                models remember no rows; if they do, what rows that were learnt from have to say is
+                taken from before.
+        """
+        if self.learnt is not None and isinstance(_noise(self.models[0]), LearntNoise):
+            _ = self.learnt.members
+        self._moved = close()
+        if self._moved is None:
+            self.__dict__.pop("learnt", None)  # found anew when it is asked for
 
     @cached_property
     def heavy(self) -> "HeldOutPredictions | None":
@@ -82,7 +95,7 @@ class HeldOutPredictions:
     @cached_property
     def learnt(self) -> "HeldOutPredictions | None":
         """The same of rows that were learnt from, at equal distances."""
-        if self._learnt is None or self._moved is not None:
+        if self._learnt is None:
             return None
         every = -(-len(self._learnt.x) // _MOST_LEARNT)
         some = self._learnt.take(slice(None, None, every))
@@ -183,6 +196,12 @@ def _log_factor(prediction: Prediction, y: Tensor, count: Tensor) -> float:
         return gained - log_factor**2 / (2 * _DOUBT**2)
 
     return _highest(score, -_FURTHEST, _FURTHEST)
+
+
+def forget_judges(models: Sequence[UDN]) -> None:
+    """Take back all that an earlier training has from rows that are to judge again."""
+    straighten(models)
+    nearness.forget_judges(models)
 
 
 def straighten(models: Sequence[UDN]) -> None:

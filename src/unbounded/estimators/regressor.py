@@ -233,9 +233,7 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
         return Scalings(super()._scalings(train).inputs, targets)
 
-    def _close(
-        self, models: Any, scalings: Scalings, learnt: Any, held: WeightedRows, own: bool
-    ) -> torch.Tensor | None:
+    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool) -> Any:
         if not (self.least_squares and self.calibrate) or self._goes_on():
             return None
         seconds = None if self.time_limit is None else _SHARE * self.time_limit

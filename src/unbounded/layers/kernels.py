@@ -21,8 +21,8 @@ class KernelHead(nn.Module):
     """A head that adds Σ_j v_j exp(−Σ_c s_c |x_c − z_jc|), a function of how near the input x is.
 
     That kernel has sharp edges along the columns, as trees have, and knows columns together. The
-    values v start at zero. It is computed in double precision: values may be large and cancel each
-    other.
+    values v are zero at first, and no optimiser moves them. It is computed in double precision:
+    values may be large and cancel each other.
 
     Args:
         rest: a linear head, or one that takes the input besides its state.
@@ -34,6 +34,7 @@ class KernelHead(nn.Module):
 
     rows: Tensor
     scales: Tensor
+    values: Tensor
     added: Tensor
     added_bias: Tensor
 
@@ -45,10 +46,15 @@ class KernelHead(nn.Module):
         for name, array in given.items():
             self.register_buffer(name, torch.from_numpy(array).to(weight), persistent=False)
         self.name = digest(*(array.tobytes() for array in given.values()))
-        self.values = nn.Parameter(weight.new_zeros(len(rows), self.linear.out_features))
-        # To values and to the bias, by rows that may have to judge again. Files keep it.
-        for name, like in (("added", self.values), ("added_bias", self.linear.bias)):
-            self.register_buffer(name, torch.zeros_like(like.detach()))
+        # No parameters: found in closed form, steps of an optimiser would only disturb them. What
+        # was added by rows that may have to judge again is kept, in files, too.
+        values = weight.detach().new_zeros(len(rows), self.linear.out_features)
+        for name, tensor in (
+            ("values", values),
+            ("added", values.clone()),
+            ("added_bias", values.new_zeros(values.shape[1])),
+        ):
+            self.register_buffer(name, tensor)
 
     @property
     def linear(self) -> nn.Linear:
