@@ -377,7 +377,7 @@ def test_held_out_rows_are_learnt_from_and_still_judge(board, monkeypatch):
     options = {**QUICK, "epochs": 20}
     real = near.add_nearness
 
-    def without(models, learnt, held, refit, left):
+    def without(models, learnt, held, refit, left, *rest):
         return real(models, learnt, held, False, left)
 
     monkeypatch.setattr(near, "add_nearness", without)

@@ -360,7 +360,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             of = f" of the first of {len(members)} networks" if self._apart else ""
             warn(f"fit was interrupted: epoch {self.best_epoch_} of {self.n_iter_} is kept{of}")
 
-    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool) -> Any:
+    def _close(
+        self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool, before: Any
+    ) -> Any:
         """Improve trained models by what is known in closed form (`HeldOutPredictions.improve`)."""
 
     def _judge(self, held: HeldOutPredictions | None) -> None:

@@ -63,20 +63,20 @@ class HeldOutPredictions:
         self.rows = rows.take(slice(_MOST_ROWS)) if is_classes(rows.y) else rows
         self._scalings, self._learnt, self._heavy = scalings, learnt, heavy
 
-    def improve(self, close: Callable[[], Tensor | None]) -> None:
+    def improve(self, close: Callable[[Callable[[], object]], Tensor | None]) -> None:
         """Let models be improved before they are asked for held-out rows.
 
         Args:
-            close: does so, and says by how much the means of these rows move as each of them is
-                learnt from, `(rows, target)`: they are judged as if each had not been. None if
-                models remember no rows; if they do, what rows that were learnt from have to say is
-                taken from before.
+            close: does so, calls what it is given just before models remember rows, and says by how
+                much the means of these rows move as each of them is learnt from, `(rows, target)`:
+                they are judged as if each had not been. None if models remember no rows.
         """
+        self._moved = close(self._ask_learnt)
+
+    def _ask_learnt(self) -> None:
+        """Ask rows that were learnt from while models do not know them by heart."""
         if self.learnt is not None and isinstance(_noise(self.models[0]), LearntNoise):
             _ = self.learnt.members
-        self._moved = close()
-        if self._moved is None:
-            self.__dict__.pop("learnt", None)  # found anew when it is asked for
 
     @cached_property
     def heavy(self) -> "HeldOutPredictions | None":

@@ -16,7 +16,7 @@ afterwards.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ def close(
     held: WeightedRows,
     seconds: float | None = None,
     refit: bool = True,
+    before: Callable[[], object] | None = None,
 ) -> Tensor | None:
     """Add to the heads of trained models what least squares find.
 
@@ -64,6 +65,7 @@ def close(
         held: rows that were not.
         seconds: that it may take, about; None for any.
         refit: whether held-out rows may be learnt from in the end.
+        before: called just before predictions remember rows.
 
     Returns:
         by how much the means of held-out rows have moved as each of them was learnt from, as
@@ -92,7 +94,7 @@ def close(
         near = learnt.take(slice(None, None, -(-len(learnt.x) // nearness.MOST_LEARNT)))
         tables = [_table(models, scalings, part) for part in (near, judges)]
         refit = refit and len(judges.x) == len(held.x)
-        moved = nearness.add_nearness(models, tables[0], tables[1], refit, left)
+        moved = nearness.add_nearness(models, tables[0], tables[1], refit, left, before)
         return None if moved is None else moved if refit else torch.zeros(len(held.x), 1)
     return None
 

@@ -18,7 +18,7 @@ from, too.
 import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -344,7 +344,12 @@ def seconds(rows: int) -> float:
 
 @torch.no_grad()
 def add_nearness(
-    models: Sequence[UDN], learnt: Table, held: Table, refit: bool, left: float = math.inf
+    models: Sequence[UDN],
+    learnt: Table,
+    held: Table,
+    refit: bool,
+    left: float = math.inf,
+    before: Callable[[], object] | None = None,
 ) -> Tensor | None:
     """Add to the heads what nearness to rows is worth, if held-out rows show a gain.
 
@@ -354,6 +359,7 @@ def add_nearness(
         held: rows that were not.
         refit: whether they may be learnt from in the end.
         left: seconds that it may take.
+        before: called just before heads are changed.
 
     Returns:
         by how much the predictions of held-out rows move as each of them is learnt from,
@@ -385,6 +391,8 @@ def add_nearness(
         rows, values, moved = _with(held, rows, metric, share)
         added = values.clone()
         added[: -len(held.x)] -= found.values
+    if before is not None:
+        before()
     for model in models:
         _install(model, rows.x, metric.scales, share, values, added)
     return moved

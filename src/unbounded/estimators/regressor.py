@@ -233,11 +233,14 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
         targets = Scaling.of(train.y, train.weights, self.standardize_target)
         return Scalings(super()._scalings(train).inputs, targets)
 
-    def _close(self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool) -> Any:
+    def _close(
+        self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool, before: Any
+    ) -> Any:
         if not (self.least_squares and self.calibrate) or self._goes_on():
             return None
         seconds = None if self.time_limit is None else _SHARE * self.time_limit
-        return close(models, scalings, learnt, held, seconds, own and not self.warm_start)
+        refit = own and not self.warm_start
+        return close(models, scalings, learnt, held, seconds, refit, before)
 
     @torch.no_grad()
     def _judge(self, held: HeldOutPredictions | None) -> None:
