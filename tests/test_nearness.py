@@ -16,16 +16,8 @@ from sklearn.metrics.pairwise import laplacian_kernel
 import unbounded as ub
 from unbounded import UDNRegressor
 from unbounded.estimators import nearness as near
-from unbounded.estimators.nearness import (
-    Found,
-    Metric,
-    Neighbours,
-    Table,
-    choose,
-    factor_of,
-    find_metric,
-    weigh,
-)
+from unbounded.estimators.metric import Metric, Neighbours, Table, factor_of, find_metric
+from unbounded.estimators.nearness import Found, choose, weigh
 from unbounded.layers import kernels
 from unbounded.layers.kernels import KernelHead
 
@@ -85,7 +77,7 @@ def test_leave_one_out_errors_are_those_of_a_gaussian_process(seed, scale, stren
     """With all other rows as the nearest ones."""
     found = table(25, seed=seed)
     x, y = found.x.numpy(), found.y.numpy()[:, 0]
-    gram = laplacian_kernel(x, x, gamma=scale) + near._CONSTANT
+    gram = laplacian_kernel(x, x, gamma=scale) + metrics.CONSTANT
     errors = []
     for row in range(25):
         rest = np.arange(25) != row
@@ -136,21 +128,21 @@ def test_values_are_those_of_a_gaussian_process(weights):
     found, fresh = table(60, weights=weights), table(20, seed=1)
     metric = Metric(torch.full((3,), 0.7).double(), 0.05)
     values = solve(found, metric, found.y)
-    gram = laplacian_kernel(found.x, found.x, gamma=0.7) + near._CONSTANT
-    across = laplacian_kernel(fresh.x, found.x, gamma=0.7) + near._CONSTANT
+    gram = laplacian_kernel(found.x, found.x, gamma=0.7) + metrics.CONSTANT
+    across = laplacian_kernel(fresh.x, found.x, gamma=0.7) + metrics.CONSTANT
     noise = np.diag(0.05 / found.weights.numpy())
     expected = across @ np.linalg.solve(gram + noise, found.y.numpy())
-    told = near.foretell(fresh.x, found.x, metric, values)
+    told = metrics.foretell(fresh.x, found.x, metric, values)
     np.testing.assert_allclose(told, expected, rtol=1e-7)
     if weights is None:  # and of scikit-learn's, which has no constant of this kind
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
         one = table(60, columns=1)
         peer = GaussianProcessRegressor(
-            Matern(1 / 0.7, nu=0.5) + ConstantKernel(near._CONSTANT), alpha=0.05, optimizer=None
+            Matern(1 / 0.7, nu=0.5) + ConstantKernel(metrics.CONSTANT), alpha=0.05, optimizer=None
         ).fit(one.x, one.y)
         metric = Metric(torch.tensor([0.7]).double(), 0.05)
-        told = near.foretell(fresh.x[:, :1], one.x, metric, solve(one, metric, one.y))
+        told = metrics.foretell(fresh.x[:, :1], one.x, metric, solve(one, metric, one.y))
         np.testing.assert_allclose(told[:, 0], peer.predict(fresh.x[:, :1]), rtol=1e-7)
 
 
@@ -173,16 +165,16 @@ def test_copies_are_judged_as_if_one_had_not_been_there():
         fewer[row] -= 1
         rest = learnt._replace(weights=fewer)
         values = solve(rest, metric, rest.y - share * rest.means)
-        told = near.foretell(rest.x, rest.x, metric, values) + share * rest.means
+        told = metrics.foretell(rest.x, rest.x, metric, values) + share * rest.means
         gains.append(float((rest.y - rest.means)[row] ** 2 - (rest.y - told)[row] ** 2))
-    told = near.foretell(held.x, learnt.x, metric, found.values) + share * held.means
+    told = metrics.foretell(held.x, learnt.x, metric, found.values) + share * held.means
     before = float(((held.y - held.means) ** 2).mean())
     fresh = before - float(((held.y - told) ** 2).mean())
     # A kernel by itself, to rows that were learnt from but for themselves, and to held-out ones.
     values = solve(learnt, metric, learnt.y)
     inverse = np.linalg.inv((factor_of(learnt, metric) @ factor_of(learnt, metric).T).numpy())
     own = np.average((values[:, 0].numpy() / np.diag(inverse)) ** 2, weights=counts)
-    alone = held.y - near.foretell(held.x, learnt.x, metric, values)
+    alone = held.y - metrics.foretell(held.x, learnt.x, metric, values)
     fresh -= (1 - share) ** 2 * max(0.0, own - float((alone**2).mean()))
     assert found.fresh == pytest.approx(fresh / before)
     returning = counts[:6].sum() / counts.sum()
@@ -362,13 +354,15 @@ def test_each_held_out_row_is_judged_by_all_others():
     rows, held = table(50, targets=2), table(12, targets=2, seed=1, weights=np.arange(12) % 2 + 1)
     held = held._replace(means=0.3 * held.y)
     metric, share = Metric(torch.tensor([1.0, 0.5, 0.1]).double(), 0.1), 0.75
-    both, values, moved = near._with(held, rows, metric, share)
+    before = solve(rows, metric, rows.y - share * rows.means)
+    both, values, added, moved = near.with_held(held, rows, metric, share, before)
     torch.testing.assert_close(values, solve(both, metric, both.y - share * both.means))
-    told = near.foretell(held.x, both.x, metric, values) + share * held.means
+    torch.testing.assert_close(values - added, torch.cat([before, torch.zeros(12, 2)]))
+    told = metrics.foretell(held.x, both.x, metric, values) + share * held.means
     for row in range(12):
         rest = both.take(torch.arange(62) != 50 + row)
         alone = solve(rest, metric, rest.y - share * rest.means)
-        without = near.foretell(held.x[[row]], rest.x, metric, alone) + share * held.means[row]
+        without = metrics.foretell(held.x[[row]], rest.x, metric, alone) + share * held.means[row]
         torch.testing.assert_close((told - moved)[row], without[0])
 
 
@@ -520,14 +514,14 @@ def test_members_and_several_targets_have_rows_in_common(tmp_path):
 
 
 def test_more_rows_are_taken_only_where_they_are_worth_it(monkeypatch):
-    monkeypatch.setattr(near, "_SOME", 200)
+    monkeypatch.setattr(near, "SOME", 200)
     x, y = squares(700)
     many = UDNRegressor(**QUICK).fit(x, y)
     assert len(many.model_.layers.head_rows) == 700
     monkeypatch.setattr(near, "_GAIN", 10.0)
     few = UDNRegressor(**QUICK).fit(x, y)
     assert len(few.model_.layers.head_rows) == 305
-    monkeypatch.setattr(near, "_MOST", 250)  # no place for those that were held out
+    monkeypatch.setattr(near, "MOST", 250)  # no place for those that were held out
     fewest = UDNRegressor(**QUICK).fit(x, y)
     assert len(fewest.model_.layers.head_rows) == 200
     assert not held_out(fewest)[1]

@@ -1,7 +1,7 @@
 """Noise and certainty as held-out rows show them, not as the rows that were learnt from."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from unbounded.estimators import nearness
 from unbounded.estimators.rows import Array, Scalings, WeightedRows, is_classes, rows_at_once
 from unbounded.estimators.spread import Errors, find_bend
 from unbounded.layers.convolutional import PooledLinear
+from unbounded.layers.kernels import KernelHead
 from unbounded.layers.trunk import MemberHead
 from unbounded.likelihoods import (
     Gaussian,
@@ -32,7 +33,7 @@ _MOST_ROWS = 20_000  # more say no more of a single number
 _MOST_LEARNT = 2_000  # rows that were learnt from: enough for a trend
 _DOUBT = 0.5  # standard deviation of the factor's logarithm before any row is seen
 _FURTHEST = 3.0  # the factor's logarithm lies within ± this
-_LINEAR = (MemberHead, PooledLinear)  # heads with outputs in proportion to their parameters
+_LINEAR = (KernelHead, MemberHead, PooledLinear)  # heads with outputs in proportion to `_weights`
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -116,8 +117,8 @@ class HeldOutPredictions:
 
         def as_before(outputs: Tensor) -> Tensor:
             assert self._moved is not None
-            others = outputs.shape[-1] - self._moved.shape[1]
-            return outputs - F.pad(self._moved, (0, others)).to(outputs)
+            moved = self._moved[: len(self.rows.x)]
+            return outputs - F.pad(moved, (0, outputs.shape[-1] - moved.shape[1])).to(outputs)
 
         return [replace(one, outputs=as_before(one.outputs)) for one in found]
 
@@ -274,11 +275,18 @@ def _change(models: Sequence[UDN], of_classes: bool) -> Callable[[float], None] 
         if len(linear) == len(heads):
 
             def cool(factor: float) -> None:
-                for parameter in (p for head in linear for p in head.parameters()):
-                    parameter.div_(factor)
+                for part in (part for head in linear for part in _weights(head)):
+                    part.div_(factor)
 
             return cool
     return None
+
+
+def _weights(head: nn.Module) -> Iterator[Tensor]:
+    """All that the outputs of a head are in proportion to."""
+    yield from head.parameters()
+    if isinstance(head, KernelHead):
+        yield from (head.values, head.added, head.added_bias)
 
 
 def _last(head: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from unbounded.estimators import nearness
+from unbounded.estimators.metric import MOST_LEARNT, Table
 from unbounded.estimators.rows import Scalings, WeightedRows, equal_rows, knots
 from unbounded.layers import TableDense
 from unbounded.layers.tables import RampedHead
@@ -42,7 +43,7 @@ _RAMPS, _MOST_RAMPS = 256, 1024  # of a column, and of all of them
 _SURE = 1.5  # standard errors by which the squared error must fall
 _CONSTANT = 1e3  # a feature
 _SPEED = 1e10  # products a second, on one slow core
-_FAILURES = (ArithmeticError, MemoryError, RuntimeError, np.linalg.LinAlgError)  # torch's, too
+_FAILURES = (*nearness.FAILURES, np.linalg.LinAlgError)
 _LEAST_MASS = 0.01  # of a depth, of the most probable one's: what hardly counts is left as it is
 
 
@@ -91,7 +92,7 @@ def close(
     if left < 0:
         return None
     with suppress(*_FAILURES), np.errstate(all="ignore"):
-        near = learnt.take(slice(None, None, -(-len(learnt.x) // nearness.MOST_LEARNT)))
+        near = learnt.take(slice(None, None, -(-len(learnt.x) // MOST_LEARNT)))
         tables = [_table(models, scalings, part) for part in (near, judges)]
         refit = refit and len(judges.x) == len(held.x)
         moved = nearness.add_nearness(models, tables[0], tables[1], refit, left, before)
@@ -99,14 +100,12 @@ def close(
     return None
 
 
-def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> nearness.Table:
+def _table(models: Sequence[UDN], scalings: Scalings, rows: WeightedRows) -> Table:
     x, y, _ = scalings.tensors(rows, models[0])
     mean = np.mean([_mean(model, x, y.shape[1]) for model in models], 0)
     # Rows are compared as networks see them, in single precision.
     inputs = x.float().double()
-    return nearness.Table(
-        inputs, y.double(), torch.from_numpy(rows.weights), torch.from_numpy(mean)
-    )
+    return Table(inputs, y.double(), torch.from_numpy(rows.weights), torch.from_numpy(mean))
 
 
 def _can(model: UDN) -> bool:
