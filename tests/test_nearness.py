@@ -15,6 +15,7 @@ from sklearn.metrics.pairwise import laplacian_kernel
 
 import unbounded as ub
 from unbounded import UDNRegressor
+from unbounded.estimators import metric as metrics
 from unbounded.estimators import nearness as near
 from unbounded.estimators.metric import Metric, Neighbours, Table, factor_of, find_metric
 from unbounded.estimators.nearness import Found, choose, weigh
