@@ -172,17 +172,19 @@ def test_share_and_amount_have_the_highest_penalised_likelihood(board):
     def score(share, amount):
         logits = share * judges._members[0].outputs + amount * near.float()
         log_q = judges._members[0].depth_log_probs
-        probs = (logits.log_softmax(-1) + log_q[:, None, None]).logsumexp(0)
-        total = probs[torch.arange(60), judges.y].sum()
-        return float(total - 2 * (1 - share) ** 2 - amount**2 / 128)
+        probs = (logits.log_softmax(-1) + log_q[:, None, None]).logsumexp(0).exp()
+        total = (probs[torch.arange(60), judges.y].double() + 1 / 60).log().sum()
+        return float(total - (amount**2 / 128 if amount else 2 * np.log(share) ** 2))
 
-    pairs = [(k, a) for k in class_nearness.SHARES for a in class_nearness.AMOUNTS if a]
+    pairs = [(k, a) for k in class_nearness.SHARES for a in class_nearness.AMOUNTS]
     best = max(pairs, key=lambda pair: score(*pair))
     found = judges.choose(near)
     assert (found.share, found.amount) == best
     assert found.score == pytest.approx(score(*best), abs=1e-3)
+    # What a temperature does is no gain.
+    alone = max(class_nearness.ALONE, key=lambda share: score(share, 0))
     assert judges.choose(torch.zeros_like(near)) == Chosen(
-        1.0, 0.0, pytest.approx(score(1, 0), abs=1e-3)
+        alone, 0.0, pytest.approx(score(alone, 0), abs=1e-3)
     )
 
 

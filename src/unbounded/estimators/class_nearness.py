@@ -10,10 +10,13 @@ added to the logits of all depths, as much of it as held-out rows ask for:
 
     logits = κ o_ℓ(x) + a u(x).
 
-κ and a have the highest held-out log-likelihood, less what it costs to believe in them (κ is
-N(1, ½²) and a is N(0, 8²) beforehand), and only if that is half a nat above the network alone. The
-scales s and λ have the least leave-one-out error of the indicators (`find_metric`). Then held-out
-rows are learnt from, too; each of them judges the temperature as all others foretell it.
+κ and a have the highest held-out log-likelihood, less what it costs to believe in them (a is
+N(0, 8²) beforehand), and only if that is half a nat above the network alone with the best κ: what a
+temperature does is no merit of nearness. Nor is it one to be surer still of what is sure already: n
+rows can't tell probabilities apart that differ by 1/n from 1, so each is raised by 1/n first.
+
+The scales s and λ have the least leave-one-out error of the indicators (`find_metric`). Then
+held-out rows are learnt from, too; each of them judges the temperature as all others foretell it.
 """
 
 import math
@@ -21,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -38,7 +42,6 @@ from unbounded.estimators.nearness import (
     FAILURES,
     LEAST,
     MOST,
-    SHARES,
     SOME,
     SPEED,
     install,
@@ -53,7 +56,11 @@ from unbounded.likelihoods import Bernoulli, Categorical, Likelihood, MultiLabel
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
 
-AMOUNTS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0)
+SHARES = (0.75, 0.5, 0.25)
+"""κ. A network that stays whole would only be made more sure of itself."""
+ALONE = (1.0, 0.5, 0.71, 1.4, 2.0, 2.8, 4.0)
+"""κ without nearness: what a temperature does."""
+AMOUNTS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0)
 """a"""
 _SHARE_APART, _AMOUNT_APART = 0.5, 8.0  # standard deviations beforehand
 _LEAST_GAIN = 0.5  # nats, of all held-out rows together
@@ -134,6 +141,12 @@ def _table(model: UDN, scalings: Scalings, rows: WeightedRows) -> Table:
     return Table(inputs, found, torch.from_numpy(rows.weights), torch.zeros_like(found))
 
 
+def price_of(share: float, amount: float) -> float:
+    """Of κ and a, in nats."""
+    apart = 0.0 if amount else math.log(share)
+    return ((apart / _SHARE_APART) ** 2 + (amount / _AMOUNT_APART) ** 2) / 2
+
+
 class _Judges:
     """Held-out rows, and what the networks alone say of them."""
 
@@ -150,13 +163,14 @@ class _Judges:
         def tried(share: float, amount: float) -> Chosen:
             added = amount * near.to(self._members[0].outputs)
             members = [replace(one, outputs=share * one.outputs + added) for one in self._members]
-            each = combine(members).log_prob(self.y).double().cpu()
-            price = ((1 - share) / _SHARE_APART) ** 2 + (amount / _AMOUNT_APART) ** 2
-            return Chosen(share, amount, float(self.weights @ each) - price / 2)
+            each = combine(members).log_prob(self.y).double().exp().cpu()
+            logs = (each + 1 / len(each)).log()
+            score = float(self.weights @ logs) - price_of(share, amount)
+            return Chosen(share, amount, score if math.isfinite(score) else -math.inf)
 
-        alone = tried(1.0, 0.0)
-        found = (tried(*pair) for pair in product(SHARES, AMOUNTS[1:]))
-        best = max(found, key=lambda one: one.score if math.isfinite(one.score) else -math.inf)
+        alone = max((tried(share, 0.0) for share in ALONE), key=attrgetter("score"))
+        found = (tried(*pair) for pair in product(SHARES, AMOUNTS))
+        best = max(found, key=attrgetter("score"))
         return best if best.score > alone.score + _LEAST_GAIN else alone
 
 

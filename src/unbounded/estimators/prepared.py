@@ -158,8 +158,9 @@ def _are_alike(members: Sequence[Prepared]) -> bool:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    found = (*module._parameters.values(), *module._buffers.values())
-    return [tensor for tensor in found if tensor is not None]
+    unused = getattr(module, "unused", ())  # what has no part in predictions need not be watched
+    found = (*module._parameters.items(), *module._buffers.items())
+    return [tensor for name, tensor in found if tensor is not None and name not in unused]
 
 
 def _is_watched(tensor: Tensor) -> bool:
