@@ -15,7 +15,7 @@ import unbounded as ub
 from unbounded import UDNClassifier
 from unbounded.estimators import calibration, class_nearness
 from unbounded.estimators.class_nearness import Chosen, indicators
-from unbounded.estimators.metric import CONSTANT
+from unbounded.estimators.metric import CONSTANT, Table
 from unbounded.layers.kernels import KernelHead
 
 QUICK = {"width": 16, "random_state": 0, "epochs": 20, "device": "cpu"}
@@ -166,8 +166,11 @@ def test_share_and_amount_have_the_highest_penalised_likelihood(board):
     inputs = torch.from_numpy(model.input_scaling_.apply(x[:60])).float()
     judges.y, judges.weights = torch.from_numpy(y[:60]), torch.ones(60).double()
     judges._members = [ub.predict(plain, inputs)]
+    judges._likelihood = ub.Categorical(3)
     near = indicators(ub.Categorical(3), judges.y)
     near[::9] *= -1  # not always right
+    # Rows that were learnt from, of which it says as much: held-out rows are neither kind nor not.
+    rows = Table(inputs.double(), indicators(ub.Categorical(3), judges.y), judges.weights, near)
 
     def score(share, amount):
         logits = share * judges._members[0].outputs + amount * near.float()
@@ -178,14 +181,51 @@ def test_share_and_amount_have_the_highest_penalised_likelihood(board):
 
     pairs = [(k, a) for k in class_nearness.SHARES for a in class_nearness.AMOUNTS]
     best = max(pairs, key=lambda pair: score(*pair))
-    found = judges.choose(near)
+    found = judges.choose(near, near, rows)
     assert (found.share, found.amount) == best
     assert found.score == pytest.approx(score(*best), abs=1e-3)
     # What a temperature does is no gain.
     alone = max(class_nearness.ALONE, key=lambda share: score(share, 0))
-    assert judges.choose(torch.zeros_like(near)) == Chosen(
+    nothing = torch.zeros_like(near)
+    assert judges.choose(nothing, nothing, rows) == Chosen(
         alone, 0.0, pytest.approx(score(alone, 0), abs=1e-3)
     )
+
+
+def test_held_out_rows_that_are_kind_to_nearness_count_less(board):
+    """It is right on all of them, and wrong on a third of the rows that were learnt from."""
+    x, y, model = board
+    plain = UDNClassifier(least_squares=False, **QUICK).fit(x, y).model_
+    judges = object.__new__(class_nearness._Judges)
+    inputs = torch.from_numpy(model.input_scaling_.apply(x[:60])).float()
+    judges.y, judges.weights = torch.from_numpy(y[:60]), torch.ones(60).double()
+    judges._members, judges._likelihood = [ub.predict(plain, inputs)], ub.Categorical(3)
+    right = indicators(ub.Categorical(3), judges.y)
+    wrong = right.clone()
+    wrong[::3] = wrong[::3].roll(1, 1)
+    rows = Table(inputs.double(), right, judges.weights, right)
+    believed, doubted = (judges.choose(right, known, rows) for known in (right, wrong))
+    assert believed.amount > doubted.amount
+    assert doubted.share >= believed.share
+
+
+def test_slopes_lie_between_nothing_and_all():
+    x = torch.arange(5).double()
+    weights = torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0]).double()
+    for rise, expected in ((0.3, 0.3), (-0.3, 0.0), (3.0, 1.0)):
+        y = 7 + rise * x
+        assert class_nearness.slope(weights, x, y) == pytest.approx(expected)
+    assert class_nearness.slope(weights, torch.ones(5).double(), x) == 0
+
+
+def test_targets_are_known_from_their_indicators():
+    for likelihood, y in (
+        (ub.Categorical(4), torch.tensor([3, 0, 2])),
+        (ub.Bernoulli(), torch.tensor([1, 0, 1])),
+        (ub.MultiLabel(2), torch.tensor([[1, 0], [0, 0], [1, 1]])),
+    ):
+        found = class_nearness.targets_of(likelihood, indicators(likelihood, y))
+        torch.testing.assert_close(found, y)
 
 
 def test_the_temperature_divides_all_of_a_head(board):

@@ -15,6 +15,14 @@ N(0, 8²) beforehand), and only if that is half a nat above the network alone wi
 temperature does is no merit of nearness. Nor is it one to be surer still of what is sure already: n
 rows can't tell probabilities apart that differ by 1/n from 1, so each is raised by 1/n first.
 
+Held-out rows are few, and may be kind to nearness or not. What nearness alone, softmax(a u), says
+of rows that were learnt from, each foretold by all others, is known as well, and of many more. So
+the gains g_i of held-out rows are corrected by the control variate ℓ_i = log softmax(a u(x_i))_y:
+
+    Σ_i g_i + n β (mean of ℓ over rows that were learnt from − its mean over held-out rows),
+
+with β = cov(g, ℓ)/var(ℓ) of held-out rows, but from 1 − κ to 1.
+
 The scales s and λ have the least leave-one-out error of the indicators (`find_metric`). Then
 held-out rows are learnt from, too; each of them judges the temperature as all others foretell it.
 """
@@ -23,8 +31,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -37,6 +43,7 @@ from unbounded.estimators.metric import (
     factor_of,
     find_metric,
     foretell,
+    inverse_of,
 )
 from unbounded.estimators.nearness import (
     FAILURES,
@@ -45,6 +52,7 @@ from unbounded.estimators.nearness import (
     SOME,
     SPEED,
     install,
+    mean_of,
     seconds,
     spread,
     with_held,
@@ -65,7 +73,7 @@ AMOUNTS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 15.0, 20.0)
 _SHARE_APART, _AMOUNT_APART = 0.5, 8.0  # standard deviations beforehand
 _LEAST_GAIN = 0.5  # nats, of all held-out rows together
 _LEAST_HELD = 8  # rows
-_MOST_JUDGES = 4000
+_MOST_JUDGES, _MOST_ALONE = 4000, 1000
 
 
 class Chosen(NamedTuple):
@@ -141,7 +149,22 @@ def _table(model: UDN, scalings: Scalings, rows: WeightedRows) -> Table:
     return Table(inputs, found, torch.from_numpy(rows.weights), torch.zeros_like(found))
 
 
-def price_of(share: float, amount: float) -> float:
+def targets_of(likelihood: Likelihood, found: Tensor) -> Tensor:
+    """Classes or labels, from their `indicators`."""
+    if isinstance(likelihood, Categorical):
+        return found.argmax(1)
+    labels = (found > 0).long()
+    return labels if isinstance(likelihood, MultiLabel) else labels[:, 0]
+
+
+def slope(weights: Tensor, x: Tensor, y: Tensor) -> float:
+    """Of the line through values of rows, but between 0 and 1."""
+    x = x - mean_of(weights, x)[0]
+    squares = float(weights @ x**2)
+    return min(max(float(weights @ (x * y)) / squares, 0.0), 1.0) if squares > 0 else 0.0
+
+
+def price_of(share: float, amount: float = 0.0) -> float:
     """Of κ and a, in nats."""
     apart = 0.0 if amount else math.log(share)
     return ((apart / _SHARE_APART) ** 2 + (amount / _AMOUNT_APART) ** 2) / 2
@@ -156,22 +179,46 @@ class _Judges:
         at_once = rows_at_once(models[0])
         self._members = [predict(model, x, at_once) for model in models]
         self.y = self.y.to(self._members[0].outputs.device)
+        self._likelihood = models[0].likelihood.single
 
-    def choose(self, near: Tensor) -> Chosen:
-        """The best share and amount, where nearness says u, `(rows, output)`."""
+    def choose(self, near: Tensor, known: Tensor, rows: Table) -> Chosen:
+        """The best share and amount.
 
-        def tried(share: float, amount: float) -> Chosen:
+        Args:
+            near: what nearness says of these rows, u, `(rows, output)`.
+            known: what it says of rows that were learnt from, of each without it.
+            rows: those.
+        """
+
+        def logs(share: float, amount: float) -> Tensor:
             added = amount * near.to(self._members[0].outputs)
             members = [replace(one, outputs=share * one.outputs + added) for one in self._members]
-            each = combine(members).log_prob(self.y).double().exp().cpu()
-            logs = (each + 1 / len(each)).log()
-            score = float(self.weights @ logs) - price_of(share, amount)
-            return Chosen(share, amount, score if math.isfinite(score) else -math.inf)
+            return self._raised(combine(members).log_prob(self.y))
 
-        alone = max((tried(share, 0.0) for share in ALONE), key=attrgetter("score"))
-        found = (tried(*pair) for pair in product(SHARES, AMOUNTS))
-        best = max(found, key=attrgetter("score"))
-        return best if best.score > alone.score + _LEAST_GAIN else alone
+        def nearness_alone(u: Tensor, y: Tensor) -> Tensor:
+            return self._raised(self._likelihood.log_prob(u[None], y)[0])
+
+        tried = {share: logs(share, 0.0) for share in ALONE}
+        scores = {share: float(self.weights @ tried[share]) - price_of(share) for share in ALONE}
+        share = max(ALONE, key=scores.__getitem__)
+        alone, best = tried[share], Chosen(share, 0.0, scores[share])
+        least = best.score + _LEAST_GAIN
+        targets, size = targets_of(self._likelihood, rows.y), float(self.weights.sum())
+        for amount in AMOUNTS:
+            own = nearness_alone(amount * near, self.y.cpu())
+            elsewhere = mean_of(rows.weights, nearness_alone(amount * known, targets))[0]
+            for share in SHARES:
+                gain = logs(share, amount) - alone
+                part = max(slope(self.weights, own, gain), 1 - share)
+                kindness = size * part * (mean_of(self.weights, own)[0] - elsewhere)
+                total = float(self.weights @ (alone + gain)) - kindness - price_of(share, amount)
+                if total > max(least, best.score):
+                    best = Chosen(share, amount, total)
+        return best
+
+    def _raised(self, log_probs: Tensor) -> Tensor:
+        """log(p + 1/n), where p is 1 at the most."""
+        return (log_probs.double().exp().cpu() + 1 / len(self.y)).log()
 
 
 def _add(
@@ -185,14 +232,14 @@ def _add(
     if metric is None:
         return None
     rows = learnt.take(order[:SOME])
-    values = _values(rows, metric)
-    best = judges.choose(foretell(judges.x, rows.x, metric, values))
+    values, told = _told(rows, metric, judges)
+    best = judges.choose(*told)
     if not best.amount:
         return None
     if len(order) > SOME and 2 * len(order) ** 3 / SPEED < left:
         more = learnt.take(order)
-        others = _values(more, metric)
-        with_more = judges.choose(foretell(judges.x, more.x, metric, others))
+        others, told = _told(more, metric, judges)
+        with_more = judges.choose(*told)
         if with_more.score > best.score:
             rows, values, best = more, others, with_more
     moved, added = torch.zeros_like(held.y), torch.zeros_like(values)
@@ -204,6 +251,12 @@ def _add(
     return moved
 
 
-def _values(rows: Table, metric: Metric) -> Tensor:
-    """v, `(row, output)`."""
-    return torch.cholesky_solve(rows.y, factor_of(rows, metric))
+def _told(
+    rows: Table, metric: Metric, judges: _Judges
+) -> tuple[Tensor, tuple[Tensor, Tensor, Table]]:
+    """v, `(row, output)`, and what they say of held-out rows and, without them, of some rows."""
+    factor = factor_of(rows, metric)
+    values = torch.cholesky_solve(rows.y, factor)
+    some = rows.take(slice(-_MOST_ALONE, None))
+    alone = some.y - values[-_MOST_ALONE:] / inverse_of(factor, len(some.x))[:, None]
+    return values, (foretell(judges.x, rows.x, metric, values), alone, some)
