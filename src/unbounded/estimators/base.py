@@ -82,7 +82,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": 10 to 200, for 1.3 steps a row, but
-            900 to 9000; for classes one a row, but 900 to 6000.
+            600 to 9000; for classes one a row, but 900 to 6000.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
@@ -92,6 +92,11 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             falls to nothing in the second half. False keeps the weights of the best epoch.
         calibrate: bring the noise, or the certainty of classes, to what held-out rows show, by one
             factor. Not after a refit, which leaves no such rows.
+        least_squares: after training, add what is found in closed form, where held-out rows show a
+            gain: what heads, single columns and nearness to rows of the table can still explain of
+            numbers (`unbounded.estimators.closing`), what nearness says of classes
+            (`unbounded.estimators.class_nearness`). Not without `calibrate`: noise and certainty
+            would be those of before. The model then may hold up to 9,000 rows, scaled.
         quality: "fast" (a third of the steps), "default", or "best" (half as many steps again, and
             five members).
         time_limit: seconds that `fit` may take, about: training ends after the last epoch that
@@ -165,6 +170,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     select: str = "auto"
     refit: bool = False
     calibrate: bool = True
+    least_squares: bool = True
     standardize: bool = True
     quality: str = "default"
     time_limit: float | None = None
@@ -350,7 +356,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             for models, scalings, _, _, learnt, held, heavy in runs:
                 if held is not None and len(held.x):
                     seen = HeldOutPredictions(models, scalings, held, learnt, heavy)
-                    seen.improve(partial(self._close, models, scalings, learnt, held, own))
+                    if self.least_squares and self.calibrate and not self._goes_on():
+                        seen.improve(partial(self._close, models, scalings, learnt, held, own))
                     if self.calibrate:
                         calibrate(seen)
             members = [model for run in runs for model in run.models]

@@ -39,13 +39,10 @@ _SHARE = 0.0125  # of a time limit, that the last step of each of up to four net
 class UDNClassifier(ClassifierMixin, UDNEstimator):
     """A classifier whose depth is inferred from the data; scikit-learn's interface.
 
-    It has the arguments below, and two more.
+    It has the arguments below, and one more.
 
     Arguments:
         class_weight: a dict of weights, or "balanced": every class counts the same in all.
-        least_squares: after training, add what nearness to rows of the table says of the classes,
-            where held-out rows show a gain (`unbounded.estimators.class_nearness`); not without
-            `calibrate`. The model then may hold up to 9,000 rows of the table, scaled.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -56,7 +53,6 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     """
 
     class_weight: dict[Any, float] | str | None = None
-    least_squares: bool = True
     _needed: ClassVar = ("log_probs_by_depth", "classes", "Categorical, Bernoulli or MultiLabel")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
@@ -246,8 +242,6 @@ class UDNClassifier(ClassifierMixin, UDNEstimator):
     def _close(
         self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool, before: Any
     ) -> Any:
-        if not (self.least_squares and self.calibrate) or self._goes_on():
-            return None
         left = math.inf if self.time_limit is None else _SHARE * self.time_limit
         return close_classes(models, scalings, learnt, held, left, own and not self.warm_start)
 

@@ -37,15 +37,11 @@ _SHARE = 0.05  # of a time limit, that least squares may take
 class UDNRegressor(RegressorMixin, UDNEstimator):
     """A regressor whose depth is inferred from the data; scikit-learn's interface.
 
-    It has the arguments below, and two more.
+    It has the arguments below, and one more.
 
     Arguments:
         standardize_target: bring the target to mean 0 and standard deviation 1; predictions come
             back in its units.
-        least_squares: after training, fit what heads, single columns and nearness to rows of the
-            table can still explain by least squares, where held-out rows show a gain
-            (`unbounded.estimators.closing`); not without `calibrate`: the noise would be that of
-            before. The model then may hold up to 9,000 rows of the table, scaled.
 
     Example:
         >>> from sklearn.datasets import load_diabetes
@@ -56,7 +52,6 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     """
 
     standardize_target: bool = True
-    least_squares: bool = True
     _needed: ClassVar = ("mean", "mean", "Gaussian")
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> Self:
@@ -236,8 +231,6 @@ class UDNRegressor(RegressorMixin, UDNEstimator):
     def _close(
         self, models: Any, scalings: Scalings, learnt: Any, held: Any, own: bool, before: Any
     ) -> Any:
-        if not (self.least_squares and self.calibrate) or self._goes_on():
-            return None
         seconds = None if self.time_limit is None else _SHARE * self.time_limit
         refit = own and not self.warm_start
         return close(models, scalings, learnt, held, seconds, refit, before)
