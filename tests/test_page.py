@@ -186,6 +186,25 @@ def test_fit_and_its_page_say_the_same(tmp_path, capsys):
     assert found["scores"]["linear"]["lead_error"] > 0
 
 
+def test_it_is_said_whether_the_file_holds_rows(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(400, 2))
+    squares = rng.permutation(36).reshape(6, 6) % 3
+    kinds = squares[tuple((3 * (x + 1)).astype(int).T)]
+    rows = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "kind": [f"k{kind}" for kind in kinds]})
+    path, out = tmp_path / "board.csv", tmp_path / "m.udn"
+    rows.to_csv(path, index=False)
+    arguments = ["--target", "kind", "--out", str(out), "--epochs", "20", "--device", "cpu"]
+    arguments += ["--no-references", "--json", "--force"]
+    for further, held in ((["--no-report"], True), (["--no-least-squares"], False)):
+        assert main(["fit", str(path), *arguments, *further]) == 0
+        printed = capsys.readouterr()
+        assert ("nearness to 320 rows" in printed.err) == held
+        assert ("rows" in json.loads(printed.out)["findings"]) == held
+        known = TableModel.load(out).estimator.model_.layers.head_rows
+        assert len(known) == (320 if held else 0)
+
+
 # How training went
 
 

@@ -96,6 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(option, type=kind, metavar="N", help=text)
     text = "once the best epoch is known, train anew on all rows up to it; takes twice the time"
     group.add_argument("--refit", action="store_true", default=None, help=text)
+    text = (
+        "after training, find in closed form what heads, columns and nearness to rows can still "
+        "explain; the file may then hold up to 9,000 rows, scaled (default: yes)"
+    )
+    way = argparse.BooleanOptionalAction
+    group.add_argument("--least-squares", action=way, default=None, help=text)
     group.add_argument(
         "--seed", type=common.not_negative, default=0, help="of split, weights and shuffling"
     )
@@ -128,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
     console.say(_describe(data))
     for note in () if console.quiet else data.notes:  # the page has them as well
         console.warn(note)
-    names = ("preset", "quality", "ensemble", "refit", *_ESTIMATOR_OPTIONS)
+    names = ("preset", "quality", "ensemble", "refit", "least_squares", *_ESTIMATOR_OPTIONS)
     given = {name: getattr(options, name) for name in names}
     given["n_members"] = given.pop("members")
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -272,11 +278,13 @@ def _depth(described: dict[str, Any], request: str) -> str:
         kept = f"best on the validation share after {best}; then {best} anew on all rows"
     networks = training["networks"]
     of = f"the first of {networks} networks: " if networks > 1 else ""
+    told = described["findings"]
+    sentences = [told[name] for name in ("depth", "training", "rows") if name in told]
     return (
         f"{of}{count_of(training['epochs'], 'epoch')}{end}, {kept}; {training['seconds']:.1f} s\n\n"
         f"{depth_bars(depth['probs'].tolist())}\n\n"
         f"expected depth {depth['mean']:.2f}, at most {depth['max']}\n"
-        f"{one_line(described['findings']['depth'])}\n{described['findings']['training']}\n"
+        + "".join(f"{one_line(sentence)}\n" for sentence in sentences)
     )
 
 

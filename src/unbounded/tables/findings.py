@@ -76,6 +76,17 @@ def depth_moved(model: "TableModel") -> str:
     return f"{text}: held-out rows gave no reason to move it, or training was short"
 
 
+def rows_kept(model: "TableModel") -> str:
+    """Whether predictions look at rows of the table, which the file then holds."""
+    rows = max(len(getattr(one.layers, "head_rows", ())) for one in model.estimator.members_)
+    if not rows:
+        return ""
+    return (
+        f"held-out rows gain by nearness to {count_of(rows, 'row')} of the table: the file holds "
+        "them, scaled; to keep them out, --no-least-squares"
+    )
+
+
 def training_went(model: "TableModel") -> str:
     """Where the best epoch lies, and what to do if it is among the first or the last."""
     estimator = model.estimator
@@ -179,10 +190,10 @@ def findings(model: "TableModel", found: dict[str, Any] | None = None) -> dict[s
     """
     references = {} if found else model.info.get("references", {})
     found = found or model.info.get("held_out")
-    told = {"training": training_went(model), "depth": depth_moved(model)}
+    told = {"training": training_went(model), "depth": depth_moved(model), "rows": rows_kept(model)}
     if found:
         scores = found["scores"]
         told["verdict"] = verdict(scores, references, model.target.is_classes, found["rows"])
         told |= {"intervals": intervals_hold(found), "uncertainty": uncertainty_split(found)}
-    order = ("verdict", "training", "depth", "intervals", "uncertainty")
+    order = ("verdict", "training", "depth", "rows", "intervals", "uncertainty")
     return {name: told[name] for name in order if told.get(name)}
