@@ -164,11 +164,15 @@ def test_what_cannot_be_sure_is_refused():
             MODELS["dense"][0].predict(MODELS["dense"][1], exit=level)
 
 
+# Nearness to rows would be added at all depths alike, and rows would stop at the first.
+SHORT = {"epochs": 4, "width": 8, "random_state": 0, "least_squares": False}
+
+
 @pytest.mark.parametrize("options", [{}, {"ensemble": "shared", "n_members": 3}])
 def test_estimators(options):
     X, y = make_classification(120, 5, random_state=0)
     names = np.array(["no", "yes"])[y]
-    short = {"epochs": 4, "width": 8, "random_state": 0, "depth": ub.TruncatedPoisson(3.0)}
+    short = {**SHORT, "depth": ub.TruncatedPoisson(3.0)}
     model = UDNClassifier(**short, **options).fit(X, names)
     full = model.predict_proba(X)
     probs, depths = model.predict_proba(X, exit=1)
@@ -185,7 +189,7 @@ def test_estimators(options):
 
 def test_members_leave_each_by_itself():
     X, y = make_classification(120, 5, random_state=0)
-    short = {"epochs": 4, "width": 8, "random_state": 0, "depth": ub.TruncatedPoisson(3.0)}
+    short = {**SHORT, "depth": ub.TruncatedPoisson(3.0)}
     several = UDNClassifier(**short, n_members=2).fit(X, y)
     probs, depths = several.predict_proba(X, exit=0.8)
     alone = []

@@ -497,6 +497,16 @@ def test_the_estimator_is_that_of_the_library_and_sees_no_test_row():
     assert row["nll"] == pytest.approx(metrics.mixture_nll(y, probs, means, least))
 
 
+def test_processes_fit_what_one_would():
+    plan = study.UCISettings("standard", (0, 1), (TABLES,), TINY, (0,), quality="fast")
+    said = []
+    alone = study.run_set(small_set(), plan, said.append)["rows"]
+    assert sum("RMSE" in words for words in said) == 2
+    together = study.run_set(small_set(), replace(plan, processes=2), lambda words: None)["rows"]
+    assert [row["split"] for row in together] == [0, 1]
+    assert together == alone
+
+
 def test_the_better_candidate_is_chosen():
     """The scale with the least calibrated NLL on the validation parts, for each split alone."""
     data = small_set()

@@ -25,6 +25,7 @@ from unbounded.estimators.building import (
     build,
     check_arguments,
     check_members,
+    evaluation_rows,
     made_with,
     shown,
     threads,
@@ -224,7 +225,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         rng = check_random_state(self.random_state)
         rows = merge(*self._encoded(WeightedRows(x, y, weights), size, rng))
         before = getattr(self, "_shares", None) if self._goes_on() else None
-        evaluation = None if eval_set is None else self._evaluation(eval_set)
+        evaluation = None if eval_set is None else evaluation_rows(self, eval_set)
         fraction = self.validation_fraction if evaluation is None else 0.0
         division = divide(rows, fraction, before, rng)
         training, held, heavy, shares = division
@@ -406,21 +407,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             return x
         rows = WeightedRows(table, y, weights)
         return self._encoded(rows, size, check_random_state(self.random_state)).x
-
-    def _evaluation(self, eval_set: Any) -> WeightedRows:
-        """The rows of an `eval_set`, as training takes them."""
-        pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError("eval_set must be a pair (X, y)")
-        if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
-            raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
-        X, y = pair
-        try:
-            x, y = self._check(X, y, reset=False, min_rows=1)
-            y = self._coded(y)
-        except ValueError as error:
-            raise ValueError(f"eval_set: {error}") from None
-        return merge(x, y, np.ones(len(x)))
 
     def _check(self, X: Any, y: Any, reset: bool = True, min_rows: int = 2) -> tuple[Any, Array]:
         raise NotImplementedError

@@ -6,10 +6,20 @@ from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from unbounded.devices import one_thread, resolve_device
 from unbounded.estimators.nested import arguments
 from unbounded.estimators.pace import quality
-from unbounded.estimators.rows import Array, Scaling, WeightedRows, is_classes, knots, numbers
+from unbounded.estimators.rows import (
+    Array,
+    Scaling,
+    WeightedRows,
+    is_classes,
+    knots,
+    merge,
+    numbers,
+)
 from unbounded.estimators.thresholds import find_thresholds
 from unbounded.files import PARTS
 from unbounded.layers import Layers, TableDense
@@ -81,6 +91,22 @@ def check_ensemble(estimator: "UDNEstimator") -> None:
         raise ValueError(
             f"n_members: at most {MOST} can share a network, got {estimator.n_members}"
         )
+
+
+def evaluation_rows(estimator: "UDNEstimator", eval_set: Any) -> WeightedRows:
+    """The rows of an `eval_set`, as training takes them."""
+    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError("eval_set must be a pair (X, y)")
+    if all(isinstance(part, tuple) and len(part) == 2 for part in pair):
+        raise ValueError("eval_set must be a pair (X, y), got two pairs: put them together")
+    X, y = pair
+    try:
+        x, y = estimator._check(X, y, reset=False, min_rows=1)
+        y = estimator._coded(y)
+    except ValueError as error:
+        raise ValueError(f"eval_set: {error}") from None
+    return merge(x, y, np.ones(len(x)))
 
 
 def threads(estimator: "UDNEstimator", model: UDN, batch_size: int) -> AbstractContextManager[None]:

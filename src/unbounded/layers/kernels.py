@@ -138,8 +138,9 @@ class Once:
         if name in self._found:
             return self._found[name]
         found = make(self.input)
-        # A layer that is computed again for its gradient must do again what it did.
-        if not torch.is_grad_enabled():
+        # A layer that is computed again for its gradient must do again what it did. A trace has to
+        # be the same with gradients and without.
+        if torch.jit.is_tracing() or not torch.is_grad_enabled():
             self._found[name] = found
         return found
 

@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--width", type=int, help=f"of hidden layers ({Recipe.width})")
     add("--steps", type=int, help=f"Adam steps of each network ({Recipe.steps})")
     add("--chunk", type=int, help="networks at a time, where all do not fit into memory")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        help=f"fits of {' and '.join(ALONE)} at once, each with one thread",
+    )
     add("--estimate", action="store_true", help="say how long each set would take, and stop")
 
 
@@ -199,8 +205,20 @@ def make_plan(options: argparse.Namespace) -> UCISettings:
         raise StudyError(f"--splits must be standard, gap or a number, got {splits!r}")
     kind = "gap" if splits == "gap" else "standard"
     models = [m for m in LABELS if m in wanted]
+    if options.jobs < 1:
+        raise StudyError(f"--jobs must be at least 1, got {options.jobs}")
     quality = "fast" if options.quick else "default"
-    return UCISettings(kind, (), models, recipe, seeds, device, options.chunk, quality=quality)
+    return UCISettings(
+        kind,
+        (),
+        models,
+        recipe,
+        seeds,
+        device,
+        options.chunk,
+        quality=quality,
+        processes=options.jobs,
+    )
 
 
 def _for_set(plan: UCISettings, data: uci.UCISet, splits: str) -> UCISettings:

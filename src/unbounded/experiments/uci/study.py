@@ -3,9 +3,12 @@
 import copy
 import itertools
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,6 +71,7 @@ class UCISettings:
     chunk: int | None = None  # networks at a time; by default 64 on a CPU, all at once elsewhere
     variants: Mapping[str, models_.Variant] = field(default_factory=lambda: models_.VARIANTS)
     quality: str = "default"  # of the estimator
+    processes: int = 1  # for models that are fitted split by split, each with one thread
 
     @property
     def networks(self) -> list[str]:
@@ -106,24 +110,53 @@ def run_set(data: UCISet, plan: UCISettings, say: Say = print) -> dict[str, Any]
     tables = whole_tables(data, plan)
     jobs = final_jobs(plan, tables, choices)
     trained = dict(zip(jobs, train(list(jobs.values()), plan), strict=True))
-    fitted = {
-        (split, name): _ALONE[name].fit(data, plan, split, _seed(plan.seeds[0], split))
-        for split, name in itertools.product(plan.splits, plan.alone)
-    }
+    rows = run_alone(data, plan, say)
     finished = time.perf_counter()
-    rows = _score(plan, tables, choices, trained)
-    rows += [_ALONE[name].score(data, plan, at, model) for (at, name), model in fitted.items()]
+    rows += _score(plan, tables, choices, trained)
     rows.sort(key=lambda row: (row["split"], plan.models.index(row["model"])))
     seconds = {
         "selection": chosen - start,
         "training": finished - chosen,
         "scoring": time.perf_counter() - finished,
     }
+    count = len(jobs) + len(plan.splits) * len(plan.alone)
     say(
-        f"{data.name}: {len(jobs) + len(fitted)} models on all training rows in "
-        f"{seconds['training']:.1f} s, scored in {seconds['scoring']:.1f} s"
+        f"{data.name}: {count} models on all training rows in {seconds['training']:.1f} s, "
+        f"scored in {seconds['scoring']:.1f} s"
     )
     return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "rows": rows}
+
+
+def run_alone(data: UCISet, plan: UCISettings, say: Say = print) -> list[dict[str, Any]]:
+    """Rows of the models that are fitted and scored split by split, as they come."""
+    todo = list(itertools.product(plan.splits, plan.alone))
+    if plan.processes == 1 or len(todo) < 2:
+        return [_told(_alone(data, plan, *one), data, say) for one in todo]
+    # Started afresh: a forked process would share the threads of this one.
+    context = multiprocessing.get_context("spawn")
+    lean = replace(plan, variants={})
+    processes = min(plan.processes, len(todo))
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,)) as pool:
+        running = [pool.submit(partial(_alone, data, lean), *one) for one in todo]
+        try:
+            return [_told(one.result(), data, say) for one in as_completed(running)]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _alone(data: UCISet, plan: UCISettings, split: int, name: str) -> tuple[dict[str, Any], float]:
+    """A row of results, and seconds."""
+    start = time.perf_counter()
+    model = _ALONE[name].fit(data, plan, split, _seed(plan.seeds[0], split))
+    return _ALONE[name].score(data, plan, split, model), time.perf_counter() - start
+
+
+def _told(found: tuple[dict[str, Any], float], data: UCISet, say: Say) -> dict[str, Any]:
+    row, seconds = found
+    name, split = models_.LABELS[row["model"]], row["split"]
+    say(f"{data.name}, split {split}, {name}: RMSE {row['rmse']:.4g} in {seconds:.0f} s")
+    return row
 
 
 def whole_tables(data: UCISet, plan: UCISettings) -> dict[int, Table]:
