@@ -19,10 +19,9 @@ from unbounded import interrupts
 from unbounded.data import uci
 from unbounded.devices import one_thread
 from unbounded.experiments import StudyError, listed, records, shares, usable_device
-from unbounded.experiments.uci import boosted
-from unbounded.experiments.uci.models import ALONE, CATBOOST, ENSEMBLES, LABELS, MEMBERS
+from unbounded.experiments.uci.models import ALONE, ENSEMBLES, LABELS, MEMBERS
 from unbounded.experiments.uci.recipe import Recipe
-from unbounded.experiments.uci.study import UCISettings, estimate, run_set
+from unbounded.experiments.uci.study import RIVALS, UCISettings, estimate, run_set
 from unbounded.printing import show
 
 QUICK = Recipe(width=50, steps=800, scales=(0.3, 1.0), parts=1)
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--models",
         metavar="NAMES",
-        help=f"of {','.join(LABELS)}; all but {' and '.join(ALONE)} by default",
+        help=f"of {','.join(LABELS)}; all but {', '.join(ALONE)} by default",
     )
     add("--device", default="cpu", help="where to train: cpu, cuda, …")
     add("--data", type=Path, help=f"folder with NAME.npz of each set; else ${uci.FOLDER}")
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         default=1,
-        help=f"fits of {' and '.join(ALONE)} at once, each with one thread",
+        help=f"fits of {', '.join(ALONE)} at once, each with one thread",
     )
     add("--estimate", action="store_true", help="say how long each set would take, and stop")
 
@@ -73,11 +72,12 @@ def run(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     say: Callable[[str], None] = show if shares.processes().is_first else lambda words: None
     plan = make_plan(options)
-    if CATBOOST in plan.models and (reason := boosted.missing()):
-        say(f"{CATBOOST} is skipped: {reason}")
-        plan = replace(plan, models=[model for model in plan.models if model != CATBOOST])
-        if not plan.models:
-            return
+    for rival, module in RIVALS.items():
+        if rival in plan.models and (reason := module.missing()):
+            say(f"{rival} is skipped: {reason}")
+            plan = replace(plan, models=[model for model in plan.models if model != rival])
+    if not plan.models:
+        return
     chosen = listed(options.datasets) if options.datasets else None
     if chosen is None and options.quick:
         chosen = list(QUICK_SETS)
@@ -126,8 +126,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _versions(plan: UCISettings) -> dict[str, Any]:
-    more = {CATBOOST: boosted.version()} if CATBOOST in plan.models else {}
-    return records.versions(plan.device) | more
+    found = records.versions(plan.device)
+    for rival in set(RIVALS) & set(plan.models):
+        found |= RIVALS[rival].versions()
+    return found
 
 
 def _write(out: Path, seconds: float) -> None:

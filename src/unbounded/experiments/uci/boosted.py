@@ -41,11 +41,11 @@ def missing() -> str | None:
     return None
 
 
-def version() -> str:
-    """That of CatBoost, which the results depend on."""
+def versions() -> dict[str, str]:
+    """What the results depend on."""
     import catboost
 
-    return str(catboost.__version__)
+    return {CATBOOST: str(catboost.__version__)}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _STYLES = {  # colour and marker: finite networks are blue, from light to dark
     "udn-ensemble": (figures.PINK, "*"),
     "tables": (figures.RED, "P"),
     "catboost": (figures.MUTED, "h"),
+    "realmlp": (figures.MUTED, "<"),
 }
 _REACH = (0.3, 1.7)  # relative errors beyond are drawn at the edge, as triangles
 

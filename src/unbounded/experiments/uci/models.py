@@ -1,4 +1,4 @@
-"""What is compared: the UDN, finite networks, DUN, ensembles of them, and two by other recipes."""
+"""What is compared: the UDN, finite networks, DUN, ensembles of them, three by other recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +25,8 @@ TABLES = "tables"
 """`UDNRegressor` with its defaults: no network of the study's own recipe."""
 CATBOOST = "catboost"
 """CatBoost with its defaults: no network at all."""
+REALMLP = "realmlp"
+"""RealMLP-TD of pytabkit with its defaults."""
 
 LABELS = {
     "udn": "UDN",
@@ -35,10 +37,11 @@ LABELS = {
     "udn-ensemble": f"{MEMBERS} × UDN",
     TABLES: "UDNRegressor",
     CATBOOST: "CatBoost",
+    REALMLP: "RealMLP-TD",
 }
 """The models of the study, in their order, and what tables call them."""
 
-ALONE = (TABLES, CATBOOST)
+ALONE = (TABLES, CATBOOST, REALMLP)
 """Those that are fitted one split after another, each by a recipe of its own; the rest are networks
 of the study's recipe."""
 

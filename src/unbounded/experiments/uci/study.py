@@ -16,7 +16,7 @@ import torch
 
 from unbounded.data.uci import UCISet
 from unbounded.engines import Stacked
-from unbounded.experiments.uci import boosted, estimator, scores
+from unbounded.experiments.uci import boosted, estimator, realmlp, scores
 from unbounded.experiments.uci import models as models_
 from unbounded.experiments.uci.recipe import Recipe, Table, table, training_rows, validation_parts
 from unbounded.model import UDN
@@ -26,7 +26,9 @@ from unbounded.training.presets import half_cosine
 
 Say = Callable[[str], None]
 _CHUNK = 64
-_ALONE: dict[str, Any] = {models_.TABLES: estimator, models_.CATBOOST: boosted}
+RIVALS: dict[str, Any] = {models_.CATBOOST: boosted, models_.REALMLP: realmlp}
+"""Models of packages that may be missing, and the modules that fit and score them."""
+_ALONE: dict[str, Any] = {models_.TABLES: estimator, **RIVALS}
 """Modules that fit and score the models of `models.ALONE`, split by split."""
 
 

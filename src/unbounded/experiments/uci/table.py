@@ -15,7 +15,7 @@ from unbounded.data.uci import SETS
 from unbounded.experiments import records
 from unbounded.experiments.pages import markdown_table, plus_minus, publish, rewrite
 from unbounded.experiments.uci import figure, published
-from unbounded.experiments.uci.models import CATBOOST, CHOSEN, FINITE, LABELS, TABLES
+from unbounded.experiments.uci.models import CATBOOST, CHOSEN, FINITE, LABELS, REALMLP, TABLES
 from unbounded.experiments.uci.published import Estimate
 
 Results = dict[str, dict[str, Any]]
@@ -154,14 +154,16 @@ def verdicts(results: Results) -> dict[str, dict[str, bool]]:
                 note(f"{LABELS[model]} as good as the best of f2…f6, {title}", name, good)
                 good = row[model].mean < sum(f.mean for f in finite) / len(finite)
                 note(f"{LABELS[model]} better than their average, {title}", name, good)
-            if TABLES in row and CATBOOST in row:
-                kinds = [row[CATBOOST], estimates(result, "nll_constant").get(CATBOOST)]
+            for rival in (CATBOOST, REALMLP):
+                if TABLES not in row or rival not in row:
+                    continue
+                kinds = [row[rival], estimates(result, "nll_constant").get(rival)]
                 kinds = kinds if title == "NLL" else kinds[:1]
-                boosted = min((k for k in kinds if k is not None), key=lambda f: f.mean)
-                good = not_worse(row[TABLES], boosted)
-                note(f"{LABELS[TABLES]} as good as {LABELS[CATBOOST]}, {title}", name, good)
-                good = not_worse(boosted, row[TABLES])
-                note(f"{LABELS[CATBOOST]} as good as {LABELS[TABLES]}, {title}", name, good)
+                other = min((k for k in kinds if k is not None), key=lambda f: f.mean)
+                good = not_worse(row[TABLES], other)
+                note(f"{LABELS[TABLES]} as good as {LABELS[rival]}, {title}", name, good)
+                good = not_worse(other, row[TABLES])
+                note(f"{LABELS[rival]} as good as {LABELS[TABLES]}, {title}", name, good)
             ours = [row[m] for m in ("udn", *CHOSEN, "udn-ensemble", TABLES) if m in row]
             if not ours:
                 continue
