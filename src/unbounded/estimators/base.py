@@ -42,7 +42,15 @@ from unbounded.estimators.ensemble import (
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import SHARING, TRIAL, Clock, Overfits, heeds_overfitting, quality
+from unbounded.estimators.pace import (
+    SHARING,
+    TRIAL,
+    Clock,
+    Overfits,
+    PastBest,
+    heeds_overfitting,
+    quality,
+)
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -55,7 +63,12 @@ from unbounded.estimators.rows import (
 from unbounded.estimators.saving import Savable
 from unbounded.estimators.shares import Shares, divide, met
 from unbounded.estimators.thresholds import can_decide, decided
-from unbounded.estimators.trainings import adds_networks, further_networks, on_all_rows
+from unbounded.estimators.trainings import (
+    adds_networks,
+    further_networks,
+    on_all_rows,
+    with_short_ones,
+)
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
@@ -252,9 +265,13 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             held_out = parts[1] if self.refit_history_ is None else None
             run = run._replace(learnt=parts[0], held=held_out, heavy=rows.take(heavy))
             others: list[TrainedModels] = []
-            if len(held) and first.stopped == "patience" and adds_networks(self, y, clock):
-                others, ended = further_networks(self, run, rows, division, seed, size, clock)
-                first = first._replace(stopped=ended)
+            if held_out is not None and len(held_out.x) and adds_networks(self, clock):
+                if not is_classes(y):
+                    run, ended = with_short_ones(self, run, seed, size, clock)
+                    first = first._replace(stopped=ended)
+                elif len(held) and first.stopped == "patience":
+                    others, ended = further_networks(self, run, rows, division, seed, size, clock)
+                    first = first._replace(stopped=ended)
             self._finish([run._replace(training=first), *others], len(y), evaluation is None)
             self._shares: Shares | None = shares
 
@@ -271,9 +288,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     ) -> TrainedModels:
         """One training of new models, their scaling from the training rows.
 
-        Where held-out rows have found the depth, the models that have it are `found`. Whether
-        thresholds help, short trainings without and with them tell, if held-out rows are many.
-        A further network is to be built, and sees its rows, `like` those before.
+        Where held-out rows have found the depth, the models that have it are `found`: there it
+        rests. Whether thresholds help, short trainings without and with them tell, if held-out rows
+        are many. A further network is to be built, and sees its rows, `like` those before.
         """
         columns: dict[str, Any] | None = None
         if like is not None and like.columns is not None:
@@ -304,7 +321,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
-        training = self._by_recipe(models, train, held, scalings, clock, anneal)
+        training = self._by_recipe(models, train, held, scalings, clock, anneal, not found)
         return TrainedModels(models, scalings, training, columns)
 
     def _by_recipe(
@@ -315,8 +332,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         scalings: Scalings,
         clock: Clock,
         anneal: bool,
+        infers: bool = True,
     ) -> Training:
-        """Train models by the recipe."""
+        """Train models by the recipe; depth rests unless it is to be inferred."""
         recipe, epochs = preset(self.preset), clock.epochs
         rates = recipe.classes if is_classes(train.y) else recipe.numbers
         by_kind = "log_score" if is_classes(train.y) else "score"
@@ -324,8 +342,11 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
-            if heeds_overfitting(self, is_classes(train.y)):
-                callbacks.append(Overfits(epochs, len(held.x)))
+            if heeds_overfitting(self):
+                if is_classes(train.y):
+                    callbacks.append(Overfits(epochs, len(held.x)))
+                elif infers:  # short trainings come to rest
+                    callbacks.append(PastBest(epochs))
             elif recipe.schedule is None or self.patience != "auto":
                 patience = choose_patience(self.patience, epochs)
         options: dict[str, Any] = {
@@ -339,7 +360,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
             "callbacks": callbacks,
-            **recipe.fitting(models[0].depth, validation is not None, clock.done),
+            **recipe.fitting(models[0].depth, infers and validation is not None, clock.done),
         }
         data = scalings.tensors(train, models[0])
         with threads(self, models[0], options["batch_size"]):

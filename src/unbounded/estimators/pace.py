@@ -42,13 +42,12 @@ def quality(name: str) -> Quality:
     return QUALITIES[name]
 
 
-def heeds_overfitting(estimator: Any, of_classes: bool) -> bool:
-    """Whether the training of an estimator ends by `Overfits`: of classes, unless told otherwise.
+def heeds_overfitting(estimator: Any) -> bool:
+    """Whether the training of an estimator ends once its rows have been learnt by heart for long.
 
-    Where the rate falls, that is; other trainings have a patience.
+    Where the rate falls, and unless told otherwise; other trainings have a patience.
     """
-    falls = preset(estimator.preset).schedule is not None
-    return of_classes and estimator.patience == "auto" and falls
+    return estimator.patience == "auto" and preset(estimator.preset).schedule is not None
 
 
 class Clock(Callback):
@@ -97,6 +96,27 @@ class Clock(Callback):
         took, self._last = now - self._last, now
         if self.seconds is not None and now - self.start + took > self.seconds:
             self.is_over = True
+            trainer.stop()
+
+
+class PastBest(Callback):
+    """Ends the training of numbers once the best epoch is long ago.
+
+    Where rows are few for what they say, or full of noise, it comes early, while the rate is high,
+    and what is won back as the rate falls is less than what was lost. So training ends after three
+    times the best epoch of every model, but not in its first three tenths. Figures: docs/tables.md.
+
+    Args:
+        epochs: of the whole training.
+    """
+
+    def __init__(self, epochs: int):
+        self.earliest = 0.3 * epochs
+
+    def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
+        """Stop where it is."""
+        best = max((one.best.epoch for one in trainer.members if one.best), default=trainer.epoch)
+        if trainer.epoch >= max(self.earliest, 3 * best):
             trainer.stop()
 
 

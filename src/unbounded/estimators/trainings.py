@@ -1,8 +1,10 @@
 """What may follow a first training: one on all rows, or those of further networks."""
 
+import math
 import time
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,9 +12,11 @@ import torch
 from unbounded import parallel
 from unbounded.estimators.ensemble import TrainedModels, member_seeds, warn
 from unbounded.estimators.pace import Clock, heeds_overfitting, quality
-from unbounded.estimators.rows import Array, WeightedRows, is_classes
+from unbounded.estimators.rows import WeightedRows, rows_at_once
 from unbounded.estimators.shares import Division, divide_apart
 from unbounded.growth import TooDeepError
+from unbounded.model import UDN
+from unbounded.predictive import combine, predict
 from unbounded.training import NonFiniteError, TrainingWarning
 
 if TYPE_CHECKING:
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = (TooDeepError, NonFiniteError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
 """What a further network may fail by: those before it do without it."""
+_EARLY, _SHORTEST, _IN_ALL = 0.5, 0.125, 1.25  # of the epochs of a whole training
+_SHORTER = 0.75  # of the epochs up to the best one
+_HOPELESS = 1.05  # times the squared error of the first network alone
 
 
 def on_all_rows(
@@ -52,14 +59,14 @@ def on_all_rows(
     return (again if ended == "epochs" else None), ended
 
 
-def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
-    """Whether a training of targets y that ends early may be followed by further ones.
+def adds_networks(estimator: "UDNEstimator", clock: Clock) -> bool:
+    """Whether a training that ends early, or has its best epoch early, may be followed by others.
 
     Not where a number of members or rows of one's own are asked for, and not where a further `fit`
     is to go on: it would have to know which rows each of them was judged by.
     """
     return (
-        heeds_overfitting(estimator, is_classes(y))
+        heeds_overfitting(estimator)
         and estimator.n_members == "auto"
         and estimator.ensemble == "deep"
         and quality(estimator.quality).most > estimator._count
@@ -67,6 +74,92 @@ def adds_networks(estimator: "UDNEstimator", y: Array, clock: Clock) -> bool:
         and not clock.is_over
         and parallel.current().size == 1
     )
+
+
+def with_short_ones(
+    estimator: "UDNEstimator", first: TrainedModels, seed: int, size: int, clock: Clock
+) -> tuple[TrainedModels, str]:
+    """Numbers whose best epoch came early: the mean with further networks, trained for that long.
+
+    Their rate falls to the end, so a short training does what a long one does not: it comes to rest
+    before rows are learnt by heart. They have the depth that was found, and the same rows are held
+    out, which judge the mean of all: if its squared error is not below that of the first network,
+    this stays alone. All together have the epochs of one and a quarter of a training.
+
+    Args:
+        estimator: whose arguments are asked.
+        first: the network that was trained first.
+        seed: of it.
+        size: how many targets there are.
+        clock: of the whole fit.
+
+    Returns:
+        all of them, or the first, as one; and how it ended: as the first did, or "interrupted".
+    """
+    found, ended = list(first.models), first.training.stopped
+    best, taken, epochs = first.training.best_epoch, len(first.training.history), clock.epochs
+    length = math.ceil(max(_SHORTER * best, _SHORTEST * epochs))
+    if ended not in ("patience", "epochs") or best > _EARLY * epochs or first.held is None:
+        return first, ended
+    alone = together = _square(found, first)
+    begun = clock.start
+    while len(found) < quality(estimator.quality).most and taken + length <= _IN_ALL * epochs:
+        now = time.monotonic()
+        if clock.left is not None and clock.left < now - begun:
+            break
+        begun = now
+        own = Clock(clock.left, length)
+        rows, own_seed = (first.learnt, first.held), member_seeds(seed, len(found) + 1)[-1]
+        run, stopped = _another(estimator, rows, size, own_seed, own, first.models, first)
+        if stopped == "interrupted":
+            return first, stopped
+        if run is None:
+            break
+        found += run.models
+        taken += len(run.training.history)
+        together = _square(found, first)
+        if not together <= _HOPELESS * alone:
+            break
+    return (first._replace(models=found) if together < alone else first), ended
+
+
+@torch.no_grad()
+def _square(models: Sequence[UDN], run: TrainedModels) -> float:
+    """The squared error of the mean of models on the rows that a run has held out."""
+    assert run.held is not None
+    x, y, weights = run.scalings.tensors(run.held, models[0])
+    prediction: Any = combine([predict(model, x, rows_at_once(model)) for model in models])
+    squares = (y - prediction.mean.to(y)).double().square().sum(1)
+    return float(squares.mean() if weights is None else weights.double() @ squares)
+
+
+def _another(
+    estimator: "UDNEstimator",
+    rows: tuple[WeightedRows | None, WeightedRows],
+    size: int,
+    seed: int,
+    clock: Clock,
+    found: Sequence[UDN],
+    like: TrainedModels,
+) -> tuple[TrainedModels | None, str]:
+    """A further network, or None and why there is none; and how its training ended."""
+    learnt, held = rows
+    assert learnt is not None
+    try:
+        with warnings.catch_warnings():
+            # What would be said is of a network that nobody gets to see.
+            warnings.simplefilter("ignore", TrainingWarning)
+            run = estimator._run(learnt, held, size, seed, clock, True, found, like)
+        stopped = run.training.stopped
+    except KeyboardInterrupt:
+        return None, "interrupted"
+    except _LEFT_OUT as error:
+        stopped = str(error)
+    if stopped in ("epochs", "patience", "time"):
+        return run, stopped
+    if stopped != "interrupted":
+        warn(f"a further network was left out: {stopped}")
+    return None, stopped
 
 
 def further_networks(
@@ -115,21 +208,10 @@ def further_networks(
         parts = rows.take(other.learnt), rows.take(other.held)
         own = member_seeds(seed, len(found) + 1)[-1]
         own_clock = Clock(clock.left, epochs, most=epochs - taken)
-        try:
-            with warnings.catch_warnings():
-                # What would be said is of a network that nobody gets to see.
-                warnings.simplefilter("ignore", TrainingWarning)
-                run = estimator._run(*parts, size, own, own_clock, anneal=True, like=first)
-            stopped = run.training.stopped
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-        except _LEFT_OUT as error:
-            stopped = str(error)
+        run, stopped = _another(estimator, parts, size, own, own_clock, (), first)
         if stopped == "interrupted":
             ended = stopped
-            break
-        if stopped not in ("epochs", "patience", "time"):
-            warn(f"a further network was left out, {len(found)} of them are kept: {stopped}")
+        if run is None:
             break
         last = len(run.training.history)
         taken += last

@@ -130,7 +130,7 @@ def _ended_by_heart(model: "TableModel") -> bool:
     from unbounded.estimators.pace import heeds_overfitting
 
     ended = model.estimator.stopped_ == "patience"
-    return ended and heeds_overfitting(model.estimator, model.target.is_classes)
+    return ended and heeds_overfitting(model.estimator)
 
 
 def _gain(model: "TableModel", before: float, after: float) -> float:
