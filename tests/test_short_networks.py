@@ -134,7 +134,7 @@ def test_rows_of_ones_own_may_judge(monkeypatch):
     monkeypatch.setattr(trainings, "_square", lambda models, run: 1 / len(models))
     model = UDNRegressor(**SHORT).fit(X[:120], y[:120], eval_set=(X[120:], y[120:]))
     assert len(model.members_) > 1
-    assert len(model.conformal_scores_) == 40
+    assert len(model.conformal_scores_) == 100
 
 
 def test_a_time_limit_is_kept(monkeypatch):

@@ -42,15 +42,7 @@ from unbounded.estimators.ensemble import (
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
 from unbounded.estimators.nested import NestedParameters
-from unbounded.estimators.pace import (
-    SHARING,
-    TRIAL,
-    Clock,
-    Overfits,
-    PastBest,
-    heeds_overfitting,
-    quality,
-)
+from unbounded.estimators.pace import SHARING, TRIAL, Clock, early_end, heeds_overfitting, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (
     Array,
@@ -63,12 +55,7 @@ from unbounded.estimators.rows import (
 from unbounded.estimators.saving import Savable
 from unbounded.estimators.shares import Shares, divide, met
 from unbounded.estimators.thresholds import can_decide, decided
-from unbounded.estimators.trainings import (
-    adds_networks,
-    further_networks,
-    on_all_rows,
-    with_short_ones,
-)
+from unbounded.estimators.trainings import on_all_rows, with_others
 from unbounded.layers import Layers
 from unbounded.likelihoods import Likelihood
 from unbounded.model import UDN
@@ -263,16 +250,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     first = first._replace(stopped=ended)
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
-            run = run._replace(learnt=parts[0], held=held_out, heavy=rows.take(heavy))
-            others: list[TrainedModels] = []
-            if held_out is not None and len(held_out.x) and adds_networks(self, clock):
-                if not is_classes(y):
-                    run, ended = with_short_ones(self, run, seed, size, clock)
-                    first = first._replace(stopped=ended)
-                elif len(held) and first.stopped == "patience":
-                    others, ended = further_networks(self, run, rows, division, seed, size, clock)
-                    first = first._replace(stopped=ended)
-            self._finish([run._replace(training=first), *others], len(y), evaluation is None)
+            run = run._replace(training=first, learnt=parts[0], held=held_out)
+            run = run._replace(heavy=rows.take(heavy))
+            runs = with_others(self, run, rows, division, seed, size, clock)
+            self._finish(runs, len(y), evaluation is None)
             self._shares: Shares | None = shares
 
     def _run(
@@ -342,13 +323,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
-            if heeds_overfitting(self):
-                if is_classes(train.y):
-                    callbacks.append(Overfits(epochs, len(held.x)))
-                elif infers:  # short trainings come to rest
-                    callbacks.append(PastBest(epochs))
-            elif recipe.schedule is None or self.patience != "auto":
+            if not heeds_overfitting(self):
                 patience = choose_patience(self.patience, epochs)
+            elif infers or is_classes(train.y):  # short trainings of numbers come to rest
+                callbacks.append(early_end(is_classes(train.y), epochs, len(held.x)))
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,

@@ -145,3 +145,8 @@ class Overfits(Callback):
         self.above = self.above + 1 if loss > self.lowest + much else 0
         if self.above >= self.length and trainer.epoch > self.earliest:
             trainer.stop()
+
+
+def early_end(of_classes: bool, epochs: int, rows: int) -> Callback:
+    """What ends a training of so many epochs that is judged by so many rows."""
+    return Overfits(epochs, rows) if of_classes else PastBest(epochs)

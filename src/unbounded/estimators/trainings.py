@@ -12,7 +12,7 @@ import torch
 from unbounded import parallel
 from unbounded.estimators.ensemble import TrainedModels, member_seeds, warn
 from unbounded.estimators.pace import Clock, heeds_overfitting, quality
-from unbounded.estimators.rows import WeightedRows, rows_at_once
+from unbounded.estimators.rows import WeightedRows, is_classes, rows_at_once
 from unbounded.estimators.shares import Division, divide_apart
 from unbounded.growth import TooDeepError
 from unbounded.model import UDN
@@ -74,6 +74,31 @@ def adds_networks(estimator: "UDNEstimator", clock: Clock) -> bool:
         and not clock.is_over
         and parallel.current().size == 1
     )
+
+
+def with_others(
+    estimator: "UDNEstimator",
+    first: TrainedModels,
+    rows: WeightedRows,
+    division: Division,
+    seed: int,
+    size: int,
+    clock: Clock,
+) -> list[TrainedModels]:
+    """A first training and those that may follow it, which see the same clock.
+
+    Of numbers they are one run, `with_short_ones`; of classes `further_networks` are runs of their
+    own, each with other held-out rows.
+    """
+    if first.held is None or not len(first.held.x) or not adds_networks(estimator, clock):
+        return [first]
+    others: list[TrainedModels] = []
+    ended = first.training.stopped
+    if not is_classes(first.held.y):
+        first, ended = with_short_ones(estimator, first, seed, size, clock)
+    elif len(division.held) and ended == "patience":
+        others, ended = further_networks(estimator, first, rows, division, seed, size, clock)
+    return [first._replace(training=first.training._replace(stopped=ended)), *others]
 
 
 def with_short_ones(
