@@ -171,7 +171,7 @@ def test_a_network_that_fails_is_left_out(monkeypatch, error):
         return usual(self, *rest, like=like, **options)
 
     monkeypatch.setattr(UDNClassifier, "_run", failing)
-    with pytest.warns(TrainingWarning, match=f"left out, 2 of them are kept: {error}"):
+    with pytest.warns(TrainingWarning, match=f"a further network was left out: {error}"):
         found = UDNClassifier(**SHORT).fit(X, y)
     assert found.stopped_ == "patience"
     assert len(found.members_) == 2
@@ -188,7 +188,7 @@ def test_a_network_that_diverges_is_left_out(monkeypatch):
         return usual(self, *rest, **options)
 
     monkeypatch.setattr(Trainer, "_epoch", diverging)
-    with pytest.warns(TrainingWarning, match="left out, 1 of them are kept") as told:
+    with pytest.warns(TrainingWarning, match="a further network was left out: diverged") as told:
         found = UDNClassifier(**SHORT).fit(X, y)
     assert len(told) == 1
     assert found.stopped_ == "patience"
@@ -207,10 +207,6 @@ def test_the_page_is_of_all_networks(tmp_path):
     size = sum(p.numel() for member in estimator.members_ for p in member.parameters())
     assert f"Parameters, {len(estimator.members_)} networks" in text
     assert f"{size:,}" in text
-
-
-def test_numbers_are_learnt_by_one():
-    assert len(ub.UDNRegressor(**SHORT).fit(X, X[:, 0] + y).members_) == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -233,11 +229,12 @@ def test_rows_are_held_out_once(count, seed, fraction):
 
 def test_what_is_asked_before_networks_are_added():
     model, clock = UDNClassifier(), Clock(None, 10)
-    assert trainings.adds_networks(model, np.array([0, 1]), clock)
-    assert not trainings.adds_networks(model, np.array([[0.5]]), clock)
-    assert not trainings.adds_networks(UDNClassifier(ensemble="shared"), np.array([0]), clock)
+    assert trainings.adds_networks(model, clock)
+    assert trainings.adds_networks(ub.UDNRegressor(), clock)
+    for asked in ({"ensemble": "shared"}, {"patience": 5}, {"refit": True}, {"n_members": 1}):
+        assert not trainings.adds_networks(UDNClassifier(**asked), clock)
     clock.is_over = True
-    assert not trainings.adds_networks(model, np.array([0, 1]), clock)
+    assert not trainings.adds_networks(model, clock)
 
 
 @pytest.mark.parametrize(("left", "several"), [(1e9, True), (1e-3, False)])

@@ -167,8 +167,8 @@ def test_many_held_out_rows_decide_whether_thresholds_are_shown(kind, monkeypatc
     trained = []
     original = ub.UDNClassifier._by_recipe
 
-    def by_recipe(self, models, train, held, scalings, clock, anneal):
-        found = original(self, models, train, held, scalings, clock, anneal)
+    def by_recipe(self, models, train, held, scalings, clock, *rest):
+        found = original(self, models, train, held, scalings, clock, *rest)
         trained.append((bool(models[0].layers.steps), clock.epochs, found.best_log_score))
         return found
 

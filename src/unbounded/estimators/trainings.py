@@ -174,7 +174,7 @@ def _another(
         with warnings.catch_warnings():
             # What would be said is of a network that nobody gets to see.
             warnings.simplefilter("ignore", TrainingWarning)
-            run = estimator._run(learnt, held, size, seed, clock, True, found, like)
+            run = estimator._run(learnt, held, size, seed, clock, True, found, like=like)
         stopped = run.training.stopped
     except KeyboardInterrupt:
         return None, "interrupted"
