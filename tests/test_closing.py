@@ -39,11 +39,15 @@ def pair():
     return x, y, *(UDNRegressor(least_squares=c, **options).fit(x, y) for c in (False, True))
 
 
+@pytest.mark.parametrize("others", [0, 3, 30])
 @pytest.mark.parametrize("shape", [(60, 8), (20, 50)])
-def test_least_squares_are_those_of_scikit_learn(shape):
+def test_least_squares_are_those_of_scikit_learn(shape, others):
     rng = np.random.default_rng(0)
     features, left = rng.normal(size=shape), rng.normal(size=(shape[0], 2)) + 3
-    every = _Ridge(_with_constant(features))(left)
+    further = rng.normal(size=(shape[0], others)) + 2 if others else None
+    every = _Ridge(_with_constant(features))(left, further)
+    if further is not None:
+        features = np.hstack([further, features])
     for strength, found in zip(closing._STRENGTHS, every, strict=True):
         if strength < 0.1:
             continue

@@ -81,7 +81,7 @@ def close(
     some = learnt.take(slice(None, None, -(-len(learnt.x) // _MOST_LEARNT)))
     judges = held.take(slice(None, None, -(-len(held.x) // _MOST_HELD)))
     left = np.inf if seconds is None else seconds
-    left -= sum(_seconds(model, len(some.x)) for model in models)
+    left -= _seconds(models, len(some.x))
     if left < 0:
         return None
     # Of numbers beyond all bounds there are no eigenvalues, or none that are numbers; memory may be
@@ -122,14 +122,15 @@ def _can(model: UDN) -> bool:
     )
 
 
-def _seconds(model: UDN, rows: int) -> float:
-    """How long that takes for a model, about."""
-    layers = model.layers
+def _seconds(models: Sequence[UDN], rows: int) -> float:
+    """How long that takes, about."""
+    layers = models[0].layers
     assert isinstance(layers, TableDense)
-    features = layers.width + _ramps_of(len(layers.embedded)) * len(layers.embedded)
-    smaller = min(features, rows)
-    depths = 1 + len(model.network.heads)
-    return depths * (2 * rows * features * smaller + 10 * smaller**3) / _SPEED
+    ramps = _ramps_of(len(layers.embedded)) * len(layers.embedded)
+    smaller = min(ramps, rows)
+    once = 2 * rows * ramps * smaller + 10 * smaller**3
+    by_depth = 2 * layers.width * (rows * ramps + len(_STRENGTHS) * smaller * layers.width)
+    return (once + by_depth * sum(len(model.network.heads) for model in models)) / _SPEED
 
 
 def _ramps_of(columns: int) -> int:
@@ -162,8 +163,8 @@ def _close(models: Sequence[UDN], rows: _Rows) -> bool:
     places = knots(inputs[0].numpy(), columns, _ramps_of(len(columns)))
     ramped = RampedHead(nn.Linear(1, 1).double(), columns, places)
     rises = [_with_constant(ramped.risen(x).numpy()) for x in inputs]
-    alone = _Ridge(rises[0] * rows.roots)
-    ways = [_ways(model, inputs, rises, targets[0], rows.roots, alone) for model in models]
+    ridge = _Ridge(rises[0] * rows.roots)
+    ways = [_ways(model, inputs, rises[1], targets[0], rows.roots, ridge) for model in models]
     before = targets[1] - np.mean([one.mean for one in ways], 0)
     chosen = _best(before, np.mean([one.changes for one in ways], 0), rows.weights)
     if chosen is None:
@@ -184,20 +185,20 @@ class _Ways(NamedTuple):
 def _ways(
     model: UDN,
     inputs: Sequence[Tensor],
-    rises: Sequence[Floats],
+    rises: Floats,
     targets: Floats,
     weights: Floats,
-    alone: "_Ridge",
+    ridge: "_Ridge",
 ) -> _Ways:
     """The ways of one model.
 
     Args:
         model: trained.
         inputs: of rows that were learnt from and of those held out, `(rows, column)`.
-        rises: how far their ramps have risen, and a constant, `(rows, ramp)`.
+        rises: how far the ramps of the latter have risen, and a constant, `(rows, ramp)`.
         targets: of the former, `(rows, target)`.
         weights: the roots of how often these count, `(rows, 1)`.
-        alone: least squares by the ramps alone.
+        ridge: least squares by the ramps of these.
     """
     first, _ = model.support()
     frozen = model.freeze().double().cpu()
@@ -209,17 +210,17 @@ def _ways(
     found: dict[int, list[NDArray[Any]]] = {}
     for place, q in enumerate(probs):
         head: Any = frozen.heads[place]
-        own, others = (torch.from_numpy(part[place]) for part in states)
-        mean = mean + q * head(others)[:, :size].numpy()
+        own, others = (part[place] for part in states)
+        mean = mean + q * head(torch.from_numpy(others))[:, :size].numpy()
         if q < _LEAST_MASS * probs.max():
             continue
-        left = (targets - head(own)[:, :size].numpy()) * weights
-        both, seen = (np.hstack([part[place], r]) for part, r in zip(states, rises, strict=True))
+        left = (targets - head(torch.from_numpy(own))[:, :size].numpy()) * weights
         no_states = np.zeros((head.in_features, size))
-        all_ways = [np.vstack([no_states, one]) for one in alone(left)]
-        all_ways += _Ridge(both * weights)(left)
+        all_ways = [np.vstack([no_states, one]) for one in ridge(left)]
+        all_ways += ridge(left, own * weights)
         # As the network has them: very large ones lose by it.
         found[first + place] = [one.astype(np.float32) for one in all_ways]
+        seen = np.hstack([others, rises])
         changes = changes + q * np.array([seen @ one for one in found[first + place]])
     return _Ways(np.asarray(mean), np.asarray(changes), found)
 
@@ -230,25 +231,53 @@ def _with_constant(features: Floats) -> Floats:
 
 
 class _Ridge:
-    """Least squares by features `(rows, feature)`, with every λ.
+    """Least squares by features `(rows, feature)`, with every λ, and by others besides.
 
-    By the eigenvectors of the smaller of both Gram matrices.
+    The eigenvectors of the smaller of both Gram matrices A are found once. With further features S
+    of the same rows only as many unknowns are left as S has columns:
+
+        [λ Sᵀ(AAᵀ + λ)⁻¹S + λ] w = λ Sᵀ(AAᵀ + λ)⁻¹ y.
     """
 
     def __init__(self, features: Floats):
-        self.features, self.is_wide = features, features.shape[1] > features.shape[0]
         # By torch, whose threads are as many as the work is worth; NumPy's take all cores.
-        a = torch.from_numpy(features)
-        values, vectors = torch.linalg.eigh(a @ a.T if self.is_wide else a.T @ a)
-        self.vectors: Floats = vectors.numpy()
-        self.values: Floats = values.clamp(min=0.0)[:, None].numpy()
+        a = self.features = torch.from_numpy(features)
+        self.is_wide = a.shape[1] > a.shape[0]
+        values, self.vectors = torch.linalg.eigh(a @ a.T if self.is_wide else a.T @ a)
+        self.values = values.clamp(min=0.0)[:, None]
 
-    def __call__(self, left: Floats) -> list[Floats]:
-        """Coefficients `(feature, target)` of each λ, for what is left, `(rows, target)`."""
-        a = self.features
-        inner = self.vectors.T @ (left if self.is_wide else a.T @ left)
-        solved = [self.vectors @ (inner / (self.values + strength)) for strength in _STRENGTHS]
-        return [a.T @ one for one in solved] if self.is_wide else solved
+    def __call__(self, left: Floats, others: Floats | None = None) -> list[Floats]:
+        """Coefficients of each λ for what is left, `(rows, target)`: `(feature, target)`.
+
+        Those of other features `(rows, other)` come first.
+        """
+        y = torch.from_numpy(left)
+        seen = self._seen(y)
+        if others is None:
+            return [self._coefficients(seen, strength) for strength in _STRENGTHS]
+        s = torch.from_numpy(others)
+        own, gram, right = self._seen(s), s.T @ s, s.T @ y
+        found = []
+        for strength in _STRENGTHS:
+            scaled = own / (self.values + strength)
+            unseen, rest = scaled.T @ own, scaled.T @ seen
+            if self.is_wide:
+                unseen, rest = strength * unseen, strength * rest
+            else:
+                unseen, rest = gram - unseen, right - rest
+            unseen.diagonal().add_(strength)
+            w = torch.linalg.solve(unseen, rest)
+            found.append(np.vstack([w.numpy(), self._coefficients(seen - own @ w, strength)]))
+        return found
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """What the eigenvectors have of columns `(rows, any)`: `(eigenvector, any)`."""
+        return self.vectors.T @ (x if self.is_wide else self.features.T @ x)
+
+    def _coefficients(self, seen: Tensor, strength: float) -> Floats:
+        solved = self.vectors @ (seen / (self.values + strength))
+        found: Floats = (self.features.T @ solved if self.is_wide else solved).numpy()
+        return found
 
 
 def _best(before: Floats, changes: Floats, weights: Floats) -> int | None:
