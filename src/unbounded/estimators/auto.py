@@ -13,7 +13,7 @@ class Steps(NamedTuple):
     most: int
 
 
-NUMBERS = Steps(1.3, 600, 9000)
+NUMBERS = Steps(1.3, 600, 18000)
 """Where targets are numbers: the error of smooth ones falls as long as there are steps."""
 CLASSES = Steps(1.0, 900, 6000)
 MIN_EPOCHS, MAX_EPOCHS = 10, 200

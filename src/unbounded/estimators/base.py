@@ -83,7 +83,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": 10 to 200, for 1.3 steps a row, but
-            600 to 9000; for classes one a row, but 900 to 6000.
+            600 to 18000; for classes one a row, but 900 to 6000.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
