@@ -217,7 +217,7 @@ def stub(model: TableModel, best: int, scores: list[float], **options) -> Simple
         for i, score in enumerate(scores)
     ]
     estimator = {"depth": None, "preset": "tables", "stopped_": "epochs", "depth_mean_": 3.3}
-    estimator |= {"quality": "default", "members_": [None]}
+    estimator |= {"quality": "default", "members_": [None], "_apart": False}
     estimator |= {"history_": History(rows), "best_epoch_": best, "n_iter_": len(rows), **options}
     return SimpleNamespace(estimator=SimpleNamespace(**estimator), target=model.target)
 
@@ -233,9 +233,13 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     )
     ended = {"stopped_": "patience", "patience": "auto"}
     assert "learnt its rows by heart" in training_went(stub(classes, 20, falls, **ended))
-    text = training_went(stub(classes, 20, falls, members_=[None] * 3, **ended))
+    several = {"members_": [None] * 3, "_apart": True}
+    text = training_went(stub(classes, 20, falls, **several, **ended))
     assert "by heart, so 3 networks with different validation rows are averaged; next" in text
     assert "--members" not in text
+    asked = training_went(stub(classes, 20, falls, members_=[None] * 3, **ended))
+    assert "by heart; next" in asked
+    assert "--members" not in asked
     assert "would not help" in training_went(stub(classes, 20, falls, **ended | {"patience": 9}))
     text = training_went(stub(classes, 30, rises))
     assert "still improved at the end; next, try --epochs 60 or --quality best" in text
@@ -247,7 +251,9 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     assert text.endswith("of those before the interruption; to train to the end, fit again")
     rests = [0.5 + 0.5 * math.exp(-i) for i in range(30)]
     assert "longer training would gain little" in training_went(stub(houses, 30, rests))
-    assert "longer training would not help" in training_went(stub(houses, 15, rests))
+    assert training_went(stub(houses, 15, rests)).endswith("longer training would not help")
+    text = training_went(stub(houses, 15, rests, **several))
+    assert "not help, so 3 networks are averaged, the others trained for about as long" in text
     assert "without validation rows" in training_went(stub(houses, 3, []))
 
 

@@ -104,7 +104,8 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             fits in, the rate having fallen by then. None for no limit.
         n_members: train this many models at once from different seeds and
             average their predictions. "auto": as `quality` says, or 16 that share a network; up to
-            four, each with other held-out rows, of classes soon learnt by heart (docs/tables.md).
+            four where the best epoch comes early: of classes each with other held-out rows, of
+            numbers shorter trainings, if held-out rows gain by them (docs/tables.md).
         ensemble: what members are: "deep", networks of their own (a deep ensemble), or "shared",
             one network whose matrices all members share, with small factors and heads of their
             own and one q(ℓ) (docs/tables.md).
@@ -121,7 +122,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         likelihood: p(y; Ω); by default `Categorical`, or `Gaussian` with learnt noise.
         patience: stop after this many epochs without a better held-out score. "auto": a fifth of
             the epochs; where the preset's rate falls, classes end once they have been learnt by
-            heart for long (docs/tables.md), and numbers never. None: never.
+            heart for long, and numbers at three times the best epoch (docs/tables.md). None: never.
         select: the best epoch by "log_score" or by "score" (accuracy or RMSE). "auto": by score
             for numbers, whose noise is calibrated afterwards, by log score for classes.
         standardize: bring inputs to mean 0 and standard deviation 1 (or the encoding does that).
@@ -386,7 +387,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         self.n_iter_ = len(self.history_)
         self._optimizers: list[Learner] | None = None
         self._made_with = made_with(self)
-        self._apart = len(self.members_) > self._count  # each had held-out rows of its own
+        self._apart = len(self.members_) > self._count  # others came after the first
 
     def _encoded(self, rows: WeightedRows, size: int, rng: np.random.RandomState) -> WeightedRows:
         """Rows as numbers; a table that has to be encoded is, by what is learnt from it."""

@@ -109,11 +109,9 @@ def training_went(model: "TableModel") -> str:
                 f"{text}: later ones were worse, but became better again until the end; next, try "
                 f"--epochs {3 * epochs} or {lower}"
             )
-        count = len(estimator.members_)
-        several = f", so {count} networks with different validation rows are averaged"
-        more = "" if count > 1 else " or --members 5"
+        more = " or --members 5" if len(estimator.members_) == 1 else ""
         return (
-            f"{text}: from then on it learnt its rows by heart{several if count > 1 else ''}; "
+            f"{text}: from then on it learnt its rows by heart{_several(model)}; "
             f"next, try {lower}, --width 32{more}, or find more rows"
         )
     if best >= _LATE * epochs and epochs >= 5:
@@ -122,7 +120,18 @@ def training_went(model: "TableModel") -> str:
             better = "" if estimator.quality == "best" else " or --quality best"
             return f"{text}: it still improved at the end; next, try --epochs {2 * epochs}{better}"
         return f"{text}: by then it hardly improved, so longer training would gain little"
-    return f"{text}: later ones were no better, so longer training would not help"
+    others = _several(model)
+    return f"{text}: later ones were no better, so longer training would not help{others}"
+
+
+def _several(model: "TableModel") -> str:
+    """What was made of it that the best epoch came early; nothing if there is one network."""
+    count = len(model.estimator.members_)
+    if not model.estimator._apart:
+        return ""
+    if model.target.is_classes:
+        return f", so {count} networks with different validation rows are averaged"
+    return f", so {count} networks are averaged, the others trained for about as long as that"
 
 
 def _ended_by_heart(model: "TableModel") -> bool:
