@@ -253,7 +253,12 @@ def test_training_is_judged_by_where_its_best_epoch_lies(houses, classes):
     assert "longer training would gain little" in training_went(stub(houses, 30, rests))
     assert training_went(stub(houses, 15, rests)).endswith("longer training would not help")
     text = training_went(stub(houses, 15, rests, **several))
-    assert "not help, so 3 networks are averaged, the others trained for about as long" in text
+    assert "not help; 3 networks are averaged, all but the first trained for less long" in text
+    lost = [*rests[:10], *(2.0 for _ in range(20))]
+    assert "by heart; 3 networks are av" in training_went(
+        stub(houses, 10, lost, **several, **ended)
+    )
+    assert "by heart" not in training_went(stub(houses, 10, rests, **ended))
     assert "without validation rows" in training_went(stub(houses, 3, []))
 
 

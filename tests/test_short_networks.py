@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import unbounded as ub
 from unbounded import UDNRegressor
 from unbounded.estimators import shares, trainings
 from unbounded.estimators.pace import Clock, PastBest
@@ -26,13 +27,46 @@ def model():
 def test_training_ends_at_three_times_the_best_epoch(best, ends):
     stopped = []
     trainer = SimpleNamespace(epoch=0, stop=lambda: stopped.append(trainer.epoch))
-    rule = PastBest(EPOCHS)
-    for epoch in range(1, EPOCHS):
+    rule = PastBest(EPOCHS, spread=2.0)
+    for epoch in range(1, EPOCHS + 1):
         trainer.epoch = epoch
         found = [SimpleNamespace(best=SimpleNamespace(epoch=min(b, epoch))) for b in best]
         trainer.members = [*found, SimpleNamespace(best=None)]
-        rule.on_epoch_end(trainer, {})
+        rule.on_epoch_end(trainer, {"val_rmse": 0.5})
     assert (stopped[0] if stopped else None) == ends
+
+
+@pytest.mark.parametrize(("error", "ends"), [(0.39, False), (0.41, True), (float("nan"), True)])
+def test_training_goes_on_where_little_is_left_of_the_targets(error, ends):
+    trainer = SimpleNamespace(epoch=EPOCHS // 2, stop=lambda: stopped.append(True), members=[])
+    trainer.members = [SimpleNamespace(best=SimpleNamespace(epoch=2))]
+    rule, stopped = PastBest(EPOCHS, spread=2.0), []
+    rule.on_epoch_end(trainer, {"val_rmse": error})
+    rule.on_epoch_end(trainer, {"val_rmse": 1.0})  # the least counts
+    assert bool(stopped) == ends
+
+
+def test_small_tables_without_noise_are_trained_to_the_end():
+    state = np.random.RandomState(1)
+    x = state.randn(80, 4)
+    smooth = x @ [1, 0.5, -0.7, 0.2] + 0.05 * state.randn(80)
+    model = UDNRegressor(**SHORT).fit(x, smooth)
+    assert model.n_iter_ == EPOCHS
+    assert len(model.members_) == 1
+
+
+def test_a_likelihood_without_a_mean_has_one_network():
+    class Laplace(ub.Likelihood):
+        def num_outputs(self, size):
+            return size
+
+        def log_prob(self, outputs, y):
+            return -(outputs[..., 0] - y[..., 0]).abs() - 0.6931
+
+    model = UDNRegressor(**SHORT, likelihood=Laplace()).fit(X, y)
+    assert len(model.members_) == 1
+    with pytest.raises((TypeError, ValueError), match="predicts no mean"):
+        model.predict(X)
 
 
 def test_further_networks_are_short_and_see_the_same_rows(monkeypatch):
@@ -88,6 +122,9 @@ def test_they_stay_only_if_held_out_rows_gain(monkeypatch):
     assert len(model.members_) == 1
     monkeypatch.setattr(trainings, "_square", lambda models, run: float(len(models)))
     assert len(UDNRegressor(**SHORT).fit(X, y).members_) == 1  # and no third one is tried
+    # Those up to the last mean that was better than the first network.
+    monkeypatch.setattr(trainings, "_square", lambda models, run: abs(len(models) - 2.1))
+    assert len(UDNRegressor(**SHORT).fit(X, y).members_) == 3
 
 
 def test_the_mean_is_judged_by_its_squared_error(monkeypatch):

@@ -327,7 +327,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             if not heeds_overfitting(self):
                 patience = choose_patience(self.patience, epochs)
             elif infers or is_classes(train.y):  # short trainings of numbers come to rest
-                callbacks.append(early_end(is_classes(train.y), epochs, len(held.x)))
+                callbacks.append(early_end(validation[1], epochs))
         options: dict[str, Any] = {
             "validation": validation,
             "epochs": epochs,

@@ -34,6 +34,8 @@ TRIAL = 8
 SHARING = 16
 """Members that share one network, where nobody says how many."""
 
+_LITTLE = 0.2  # of the targets' standard deviation: what is left is not mostly noise
+
 
 def quality(name: str) -> Quality:
     """The quality of that name, or a ValueError that says which there are."""
@@ -100,23 +102,28 @@ class Clock(Callback):
 
 
 class PastBest(Callback):
-    """Ends the training of numbers once the best epoch is long ago.
+    """Ends the training of numbers that are full of noise once the best epoch is long ago.
 
-    Where rows are few for what they say, or full of noise, it comes early, while the rate is high,
-    and what is won back as the rate falls is less than what was lost. So training ends after three
-    times the best epoch of every model, but not in its first three tenths. Figures: docs/tables.md.
+    There it comes early, while the rate is high, and what is won back as the rate falls is less
+    than what was lost. So training ends after three times the best epoch of every model, but not in
+    its first three tenths. Where little is left of the targets an early epoch is the best by luck,
+    and training goes on. Figures: docs/tables.md.
 
     Args:
         epochs: of the whole training.
+        spread: standard deviation of the held-out targets.
     """
 
-    def __init__(self, epochs: int):
-        self.earliest = 0.3 * epochs
+    def __init__(self, epochs: int, spread: float):
+        self.epochs, self.earliest, self.little = epochs, 0.3 * epochs, _LITTLE * spread
+        self.lowest = math.inf
 
     def on_epoch_end(self, trainer: "Trainer", row: Mapping[str, Any]) -> None:
         """Stop where it is."""
+        self.lowest = min(self.lowest, row.get("val_rmse", math.inf))
         best = max((one.best.epoch for one in trainer.members if one.best), default=trainer.epoch)
-        if trainer.epoch >= max(self.earliest, 3 * best):
+        is_past = self.epochs > trainer.epoch >= max(self.earliest, 3 * best)
+        if is_past and self.lowest > self.little:
             trainer.stop()
 
 
@@ -147,6 +154,12 @@ class Overfits(Callback):
             trainer.stop()
 
 
-def early_end(of_classes: bool, epochs: int, rows: int) -> Callback:
-    """What ends a training of so many epochs that is judged by so many rows."""
-    return Overfits(epochs, rows) if of_classes else PastBest(epochs)
+def early_end(targets: Any, epochs: int) -> Callback:
+    """What ends a training of so many epochs that is judged by these targets.
+
+    As the network has them, a tensor `(rows,)` or `(rows, …)`.
+    """
+    if targets.is_floating_point():
+        spread = float(targets.double().var(0, correction=0).mean().sqrt())
+        return PastBest(epochs, spread)
+    return Overfits(epochs, len(targets))

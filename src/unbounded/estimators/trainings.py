@@ -15,6 +15,7 @@ from unbounded.estimators.pace import Clock, heeds_overfitting, quality
 from unbounded.estimators.rows import WeightedRows, is_classes, rows_at_once
 from unbounded.estimators.shares import Division, divide_apart
 from unbounded.growth import TooDeepError
+from unbounded.likelihoods import Gaussian
 from unbounded.model import UDN
 from unbounded.predictive import combine, predict
 from unbounded.training import NonFiniteError, TrainingWarning
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = (TooDeepError, NonFiniteError, FloatingPointError, MemoryError, torch.OutOfMemoryError)
 """What a further network may fail by: those before it do without it."""
-_EARLY, _SHORTEST, _IN_ALL = 0.5, 0.125, 1.25  # of the epochs of a whole training
+_SHORTEST, _IN_ALL = 0.125, 1.25  # of the epochs of a whole training
 _SHORTER = 0.75  # of the epochs up to the best one
 _HOPELESS = 1.05  # times the squared error of the first network alone
 
@@ -94,22 +95,25 @@ def with_others(
         return [first]
     others: list[TrainedModels] = []
     ended = first.training.stopped
-    if not is_classes(first.held.y):
+    if ended != "patience":
+        return [first]
+    if is_classes(first.held.y):
+        if len(division.held):
+            others, ended = further_networks(estimator, first, rows, division, seed, size, clock)
+    elif isinstance(first.models[0].likelihood.single, Gaussian):
         first, ended = with_short_ones(estimator, first, seed, size, clock)
-    elif len(division.held) and ended == "patience":
-        others, ended = further_networks(estimator, first, rows, division, seed, size, clock)
     return [first._replace(training=first.training._replace(stopped=ended)), *others]
 
 
 def with_short_ones(
     estimator: "UDNEstimator", first: TrainedModels, seed: int, size: int, clock: Clock
 ) -> tuple[TrainedModels, str]:
-    """Numbers whose best epoch came early: the mean with further networks, trained for that long.
+    """Numbers that ended early: the mean with further networks, trained for up to the best epoch.
 
     Their rate falls to the end, so a short training does what a long one does not: it comes to rest
     before rows are learnt by heart. They have the depth that was found, and the same rows are held
-    out, which judge the mean of all: if its squared error is not below that of the first network,
-    this stays alone. All together have the epochs of one and a quarter of a training.
+    out, which judge by squared errors: as many stay as last had a mean better than the first
+    network. All together have the epochs of one and a quarter of a training.
 
     Args:
         estimator: whose arguments are asked.
@@ -124,9 +128,7 @@ def with_short_ones(
     found, ended = list(first.models), first.training.stopped
     best, taken, epochs = first.training.best_epoch, len(first.training.history), clock.epochs
     length = math.ceil(max(_SHORTER * best, _SHORTEST * epochs))
-    if ended not in ("patience", "epochs") or best > _EARLY * epochs or first.held is None:
-        return first, ended
-    alone = together = _square(found, first)
+    alone, kept = _square(found, first), len(found)
     begun = clock.start
     while len(found) < quality(estimator.quality).most and taken + length <= _IN_ALL * epochs:
         now = time.monotonic()
@@ -137,21 +139,23 @@ def with_short_ones(
         rows, own_seed = (first.learnt, first.held), member_seeds(seed, len(found) + 1)[-1]
         run, stopped = _another(estimator, rows, size, own_seed, own, first.models, first)
         if stopped == "interrupted":
-            return first, stopped
+            ended = stopped
         if run is None:
             break
         found += run.models
         taken += len(run.training.history)
         together = _square(found, first)
+        if together < alone:
+            kept = len(found)
         if not together <= _HOPELESS * alone:
             break
-    return (first._replace(models=found) if together < alone else first), ended
+    return first._replace(models=found[:kept]), ended
 
 
 @torch.no_grad()
 def _square(models: Sequence[UDN], run: TrainedModels) -> float:
     """The squared error of the mean of models on the rows that a run has held out."""
-    assert run.held is not None
+    assert run.held is not None  # of numbers with a mean
     x, y, weights = run.scalings.tensors(run.held, models[0])
     prediction: Any = combine([predict(model, x, rows_at_once(model)) for model in models])
     squares = (y - prediction.mean.to(y)).double().square().sum(1)

@@ -17,6 +17,7 @@ OWN = "unbounded depth"
 _SURE = 2.0  # standard errors from which a difference is more than chance
 _EARLY = 0.1  # of the epochs: a best one before that, or among the first two, is early
 _LATE, _GAINS = 0.9, 0.01  # still better in the last tenth, by so much (relative, or nats)
+_LOST = 0.05  # of the RMSE, by the end: rows were learnt by heart
 _MOVED = 0.25  # layers
 
 
@@ -99,7 +100,7 @@ def training_went(model: "TableModel") -> str:
         return f"{text}: it still improved when the time was over; raise --time-limit"
     if estimator.stopped_ == "interrupted":
         return f"{text}, of those before the interruption; to train to the end, fit again"
-    by_heart = _ended_by_heart(model)
+    by_heart = _ended_by_heart(model, curve)
     if by_heart or (epochs >= 10 and best <= max(2, _EARLY * epochs)):
         rate = history[0].get("lr", math.nan)
         rate = max([row.get("lr", math.nan) for row in history.rows], default=rate)
@@ -131,15 +132,21 @@ def _several(model: "TableModel") -> str:
         return ""
     if model.target.is_classes:
         return f", so {count} networks with different validation rows are averaged"
-    return f", so {count} networks are averaged, the others trained for about as long as that"
+    return f"; {count} networks are averaged, all but the first trained for less long"
 
 
-def _ended_by_heart(model: "TableModel") -> bool:
-    """Whether training ended early since rows had been learnt by heart for long."""
+def _ended_by_heart(model: "TableModel", curve: Any) -> bool:
+    """Whether training ended early since rows had been learnt by heart for long.
+
+    Numbers end without that, too; there the validation score tells.
+    """
     from unbounded.estimators.pace import heeds_overfitting
 
-    ended = model.estimator.stopped_ == "patience"
-    return ended and heeds_overfitting(model.estimator)
+    estimator = model.estimator
+    if estimator.stopped_ != "patience" or not heeds_overfitting(estimator):
+        return False
+    lost = _gain(model, curve[-1], curve[estimator.best_epoch_ - 1])
+    return model.target.is_classes or lost > _LOST
 
 
 def _gain(model: "TableModel", before: float, after: float) -> float:
