@@ -128,6 +128,7 @@ def with_short_ones(
     found, ended = list(first.models), first.training.stopped
     best, taken, epochs = first.training.best_epoch, len(first.training.history), clock.epochs
     length = math.ceil(max(_SHORTER * best, _SHORTEST * epochs))
+    assert first.held is not None
     alone, kept = _square(found, first), len(found)
     begun = clock.start
     while len(found) < quality(estimator.quality).most and taken + length <= _IN_ALL * epochs:
