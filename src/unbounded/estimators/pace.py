@@ -45,7 +45,7 @@ def quality(name: str) -> Quality:
 
 
 def heeds_overfitting(estimator: Any) -> bool:
-    """Whether the training of an estimator ends once its rows have been learnt by heart for long.
+    """Whether the training of an estimator ends early (`early_end`).
 
     Where the rate falls, and unless told otherwise; other trainings have a patience.
     """
