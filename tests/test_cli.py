@@ -333,6 +333,7 @@ def test_predictions_are_probabilities_or_mean_sd_and_interval(files, capsys):
 
 def test_order_extra_columns_and_format_do_not_matter(tmp_path, files, capsys):
     expected = ok(capsys, "predict", files / "class.udn", files / "new.csv")
+    assert ok(capsys, "predict", files / "class.udn", files / "new.csv", "--out", "-") == expected
     frame = pd.read_csv(files / "new.csv")
     shuffled = frame[list(reversed(frame.columns))].assign(more="?", kind=None)
     shuffled.to_csv(tmp_path / "shuffled.csv", index=False)

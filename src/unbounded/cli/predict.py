@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `unbounded predict`."""
     common.add_out_argument(
         parser,
-        "CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default: CSV on standard "
-        "output; JSON lines with --json)",
+        "CSV, or by its ending .tsv, .parquet or .jsonl, also with .gz (default, and -: CSV on "
+        "standard output; JSON lines with --json)",
     )
     words = "probability that the interval should hold (default: 0.9)"
     parser.add_argument("--interval", type=common.share, default=0.9, metavar="P", help=words)
@@ -64,6 +64,8 @@ def run(options: argparse.Namespace) -> None:
     console = Console(options)
     if not 0 < options.interval < 1:
         raise CommandError(f"--interval must be between 0 and 1, got {options.interval:g}")
+    if str(options.out) == "-":
+        options.out = None
     out: Path | None = options.out
     model, table = common.open_model(options, outputs.PREDICTIONS)
     wanted = common.column_names(options, "keep", table)
