@@ -230,7 +230,7 @@ def test_steps_go_with_the_rows(rows):
         batches = -(-rows // choose_batch_size("auto", rows))
         return batches * choose_epochs("auto", "auto", rows, wanted), batches
 
-    for wanted, least, most, each in ((CLASSES, 900, 6000, 1.0), (NUMBERS, 600, 9000, 1.3)):
+    for wanted, least, most, each in ((CLASSES, 900, 6000, 1.0), (NUMBERS, 600, 18_000, 1.3)):
         steps, of_an_epoch = taken(wanted)
         expected = min(max(each * rows, least), most)
         assert min(expected, 200 * of_an_epoch) <= steps < expected + of_an_epoch + 1
