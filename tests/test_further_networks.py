@@ -171,7 +171,7 @@ def test_a_network_that_fails_is_left_out(monkeypatch, error):
         return usual(self, *rest, like=like, **options)
 
     monkeypatch.setattr(UDNClassifier, "_run", failing)
-    with pytest.warns(TrainingWarning, match=f"a further network was left out: {error}"):
+    with pytest.warns(TrainingWarning, match=f"left out, 2 of them are kept: {error}"):
         found = UDNClassifier(**SHORT).fit(X, y)
     assert found.stopped_ == "patience"
     assert len(found.members_) == 2
@@ -188,7 +188,7 @@ def test_a_network_that_diverges_is_left_out(monkeypatch):
         return usual(self, *rest, **options)
 
     monkeypatch.setattr(Trainer, "_epoch", diverging)
-    with pytest.warns(TrainingWarning, match="a further network was left out: diverged") as told:
+    with pytest.warns(TrainingWarning, match="left out, 1 of them are kept") as told:
         found = UDNClassifier(**SHORT).fit(X, y)
     assert len(told) == 1
     assert found.stopped_ == "patience"

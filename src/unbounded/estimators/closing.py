@@ -231,10 +231,10 @@ def _with_constant(features: Floats) -> Floats:
 
 
 class _Ridge:
-    """Least squares by features `(rows, feature)`, with every λ, and by others besides.
+    """Least squares by features A `(rows, feature)`, with every λ, and by others besides.
 
-    The eigenvectors of the smaller of both Gram matrices A are found once. With further features S
-    of the same rows only as many unknowns are left as S has columns:
+    The eigenvectors of the smaller of AᵀA and AAᵀ are found once. With further features S of the
+    same rows only as many unknowns are left as S has columns:
 
         [λ Sᵀ(AAᵀ + λ)⁻¹S + λ] w = λ Sᵀ(AAᵀ + λ)⁻¹ y.
     """

@@ -10,6 +10,8 @@ from unbounded.training import preset
 from unbounded.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unbounded.training.trainer import Trainer
 
 
@@ -154,11 +156,8 @@ class Overfits(Callback):
             trainer.stop()
 
 
-def early_end(targets: Any, epochs: int) -> Callback:
-    """What ends a training of so many epochs that is judged by these targets.
-
-    As the network has them, a tensor `(rows,)` or `(rows, …)`.
-    """
+def early_end(targets: "Tensor", epochs: int) -> Callback:
+    """What ends a training of so many epochs that is judged by these targets, `(rows, …)`."""
     if targets.is_floating_point():
         spread = float(targets.double().var(0, correction=0).mean().sqrt())
         return PastBest(epochs, spread)

@@ -91,11 +91,8 @@ def with_others(
     Of numbers they are one run, `with_short_ones`; of classes `further_networks` are runs of their
     own, each with other held-out rows.
     """
-    if first.held is None or not len(first.held.x) or not adds_networks(estimator, clock):
-        return [first]
-    others: list[TrainedModels] = []
-    ended = first.training.stopped
-    if ended != "patience":
+    ended, others = first.training.stopped, list[TrainedModels]()
+    if first.held is None or ended != "patience" or not adds_networks(estimator, clock):
         return [first]
     if is_classes(first.held.y):
         if len(division.held):
@@ -138,7 +135,7 @@ def with_short_ones(
         begun = now
         own = Clock(clock.left, length)
         rows, own_seed = (first.learnt, first.held), member_seeds(seed, len(found) + 1)[-1]
-        run, stopped = _another(estimator, rows, size, own_seed, own, first.models, first)
+        run, stopped = _another(estimator, rows, size, own_seed, own, first.models, first, kept)
         if stopped == "interrupted":
             ended = stopped
         if run is None:
@@ -156,7 +153,7 @@ def with_short_ones(
 @torch.no_grad()
 def _square(models: Sequence[UDN], run: TrainedModels) -> float:
     """The squared error of the mean of models on the rows that a run has held out."""
-    assert run.held is not None  # of numbers with a mean
+    assert run.held is not None
     x, y, weights = run.scalings.tensors(run.held, models[0])
     prediction: Any = combine([predict(model, x, rows_at_once(model)) for model in models])
     squares = (y - prediction.mean.to(y)).double().square().sum(1)
@@ -171,8 +168,9 @@ def _another(
     clock: Clock,
     found: Sequence[UDN],
     like: TrainedModels,
+    kept: int,
 ) -> tuple[TrainedModels | None, str]:
-    """A further network, or None and why there is none; and how its training ended."""
+    """A network besides those that are kept, or None and why there is none; how it ended."""
     learnt, held = rows
     assert learnt is not None
     try:
@@ -188,7 +186,7 @@ def _another(
     if stopped in ("epochs", "patience", "time"):
         return run, stopped
     if stopped != "interrupted":
-        warn(f"a further network was left out: {stopped}")
+        warn(f"a further network was left out, {kept} of them are kept: {stopped}")
     return None, stopped
 
 
@@ -238,7 +236,7 @@ def further_networks(
         parts = rows.take(other.learnt), rows.take(other.held)
         own = member_seeds(seed, len(found) + 1)[-1]
         own_clock = Clock(clock.left, epochs, most=epochs - taken)
-        run, stopped = _another(estimator, parts, size, own, own_clock, (), first)
+        run, stopped = _another(estimator, parts, size, own, own_clock, (), first, len(found))
         if stopped == "interrupted":
             ended = stopped
         if run is None:
