@@ -1193,3 +1193,28 @@ def test_pairs_of_classes_make_more_passes_and_sharpen_in_proportion():
         assert run.epochs(recipe) == epochs
         (sharpen,) = run.callbacks(recipe)
         assert (sharpen.epoch, sharpen.concentration) == (epochs // 2, 9.0)
+
+
+def test_steps_of_some_classes_are_as_many():
+    """Batches go with the share of the images, rates with its root; of all classes nothing does."""
+    recipe = Recipe(batch_size=512, equal_steps=True, lr=0.2)
+    pair, whole = CifarRun("5", 0, ("cat", "dog")), CifarRun("5", 0)
+    assert pair.batch_size(recipe, 9600) == 104
+    assert whole.batch_size(recipe, 48_000) == 512
+    assert 9600 // 104 == pytest.approx(48_000 // 512, rel=0.02)
+    assert pair.batch_size(Recipe(batch_size=512), 9600) == 512
+    assert pair.batch_size(recipe, 50) == 50
+    for run, factor in ((pair, 0.2**0.5), (whole, 1.0)):
+        model = run.build(recipe, 3, 2)
+        optimizer = run.fitting(model, recipe, 9600)["optimizer"]
+        assert optimizer.param_groups[0]["initial_lr"] == pytest.approx(0.2 * factor)
+
+
+def test_runs_on_all_classes_do_not_look_at_what_is_for_some(tmp_path, trainer, capsys):
+    words = ("--models", "5", "--classes", "all", "--seeds", "1")
+    assert reproduce(tmp_path, *words) == 0
+    assert reproduce(tmp_path, *words, "--set", "equal_steps=True", "--resume") == 0
+    some = ("--models", "5", "--classes", "cat,dog", "--seeds", "1")
+    assert reproduce(tmp_path, *some) == 0
+    assert reproduce(tmp_path, *some, "--set", "equal_steps=True", "--resume") == 2
+    assert "equal_steps was False, now True" in capsys.readouterr().err

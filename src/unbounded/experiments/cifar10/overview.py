@@ -17,7 +17,7 @@ from unbounded.experiments.cifar10 import evaluated, figures, published, table
 from unbounded.experiments.cifar10.models import OTHERS, fixed_depth, label
 from unbounded.experiments.cifar10.plan import classes_label
 from unbounded.experiments.cifar10.presets import EARLIER
-from unbounded.experiments.cifar10.recipe import Recipe, ignored
+from unbounded.experiments.cifar10.recipe import Recipe, ignored_by
 from unbounded.experiments.cifar10.results import (
     Result,
     headline,
@@ -287,7 +287,7 @@ def recipes_table(every: Sequence[Part]) -> str:
     rows = []
     for part in every:
         recipe = settings(part.results)
-        unseen = frozenset.intersection(*(ignored(r["run"]["model"]) for r in part.results))
+        unseen = frozenset.intersection(*(ignored_by(r["run"]) for r in part.results))
         earlier = EARLIER.keys() - recipe.keys() - unseen
         recipe |= {key: value for key, value in EARLIER.items() if key in earlier}
         ours = {key: value for key, value in recipe.items() if usual.get(key) != value}

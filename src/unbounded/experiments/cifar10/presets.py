@@ -7,6 +7,7 @@ _BETTER: dict[str, Any] = {
     "optimizer": "muon",
     "matrix_lr": 0.04,
     "batch_size": 512,
+    "equal_steps": True,
     "warm_up": 3,
     "flip": "alternating",
     "whitening": 3,
@@ -39,3 +40,5 @@ UDN_ONLY = frozenset(
     | {"concentration", "equal_heads", "equal_layers", "caution", "depth_width"}
 )
 """Fields of the recipe that only a UDN looks at."""
+SOME_ONLY = frozenset({"stretch", "equal_steps"})
+"""Fields that only runs on some of the classes look at."""

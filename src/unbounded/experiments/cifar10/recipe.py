@@ -13,9 +13,10 @@ from torch.optim.lr_scheduler import LambdaLR
 import unbounded as ub
 from unbounded.baselines import Dropped, dun_of, plain
 from unbounded.baselines.dropout import PLACES
+from unbounded.data.cifar10 import CLASSES
 from unbounded.data.images import Images
 from unbounded.experiments.cifar10 import models
-from unbounded.experiments.cifar10.presets import PAPER, UDN_ONLY
+from unbounded.experiments.cifar10.presets import PAPER, SOME_ONLY, UDN_ONLY
 from unbounded.layers import Whitened, whitening_filters
 from unbounded.layers.convolutional import FORMS
 from unbounded.likelihoods import SmoothedCategorical
@@ -41,6 +42,8 @@ STARTS = {"settled": 5.0, "ascent": LAMBDA0, "gradient": LAMBDA0}
 PAPER_RATES = ((5, 0.01), (195, 0.1), (100, 0.01), (100, 0.001))
 """Epochs at each learning rate, the paper's appendix; the last rate holds for what remains."""
 
+
+_FULL = 8  # rows that a GPU likes best: batches are made of as many
 
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: ({"True": True, "False": False}.__getitem__, "True or False"),
@@ -74,6 +77,8 @@ class Recipe:
         nesterov: whether SGD looks ahead.
         weight_decay: of all weights, besides their prior.
         batch_size: images a step.
+        equal_steps: runs on some of the classes have batches for their share of the images, so that
+            an epoch has as many steps, and rates times the root of that share.
         prior_rate: of the rule "gradient": α of the prior on the depth, ℓ−1 ~ Poisson(α).
         layer_price: of the rule "ascent": what the prior on the depth, a geometric one, asks for a
             further layer, in nats.
@@ -125,6 +130,7 @@ class Recipe:
     nesterov: bool = True
     weight_decay: float = 5e-4
     batch_size: int = 256
+    equal_steps: bool = False
     decay: str = "cosine"
     optimizer: str = "sgd"
     matrix_lr: float = 0.02
@@ -271,15 +277,22 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def ignored(model: str) -> frozenset[str]:
-    """Fields of the recipe that a model does not look at."""
+def ignored(model: str, some: bool = True) -> frozenset[str]:
+    """Fields of the recipe that a model does not look at; `some`: on some of the classes."""
     found: frozenset[str] = frozenset() if model == "udn" else UDN_ONLY
+    if not some:
+        found |= SOME_ONLY
     others = {"ode_": "torchdiffeq", "deq_": "torchdeq"}
     names = [field.name for field in fields(Recipe)]
     for prefix, package in others.items():
         if models.PACKAGES.get(model) != package:
             found |= {name for name in names if name.startswith(prefix)}
     return found
+
+
+def ignored_by(run: dict[str, Any]) -> frozenset[str]:
+    """Fields that a run which is on record did not look at."""
+    return ignored(run["model"], some=bool(run["classes"]))
 
 
 @dataclass(frozen=True)
@@ -325,6 +338,15 @@ class CifarRun:
     def settles(self) -> bool:
         """Whether it is a UDN with the rule "settled", which needs held-out images."""
         return self.model == "udn" and self.rule == "settled"
+
+    def share(self, recipe: Recipe) -> float:
+        """The share of the classes, where batches and rates go by it; else 1."""
+        return len(self.classes) / len(CLASSES) if self.classes and recipe.equal_steps else 1.0
+
+    def batch_size(self, recipe: Recipe, rows: int) -> int:
+        """Of so many images, those of a step."""
+        whole = round(recipe.batch_size * self.share(recipe) / _FULL) * _FULL
+        return min(whole if self.share(recipe) < 1 else recipe.batch_size, rows)
 
     def epochs(self, recipe: Recipe) -> int:
         """How many passes it makes over its images."""
@@ -375,7 +397,7 @@ class CifarRun:
 
     def fitting(self, model: ub.UDN, recipe: Recipe, rows: int) -> dict[str, Any]:
         """What `fit` has to know of the recipe, to train on so many images."""
-        batch_size = min(recipe.batch_size, rows)
+        batch_size = self.batch_size(recipe, rows)
         kind: type[torch.optim.Optimizer] = torch.optim.SGD
         own: dict[str, Any] = {"momentum": recipe.momentum, "nesterov": recipe.nesterov}
         if recipe.optimizer == "adam":
@@ -390,7 +412,7 @@ class CifarRun:
         optimizer = ub.make_optimizer(
             model,
             kind,
-            recipe.lr,
+            recipe.lr * math.sqrt(self.share(recipe)),
             depth_lr_ratio=1.0,
             weight_decay=recipe.weight_decay,
             **own,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.models import order
 from unbounded.experiments.cifar10.plan import STUDY
-from unbounded.experiments.cifar10.recipe import RULES, STARTS, Recipe, ignored
+from unbounded.experiments.cifar10.recipe import RULES, STARTS, Recipe, ignored_by
 
 Result = dict[str, Any]
 """What a run left in its file."""
@@ -94,6 +94,6 @@ def settings(results: Sequence[Result]) -> dict[str, Any]:
     """The recipe of runs: fields that one of their models looks at, as it has them."""
     found: dict[str, Any] = {}
     for result in results:
-        unseen = ignored(result["run"]["model"])
+        unseen = ignored_by(result["run"])
         found |= {key: value for key, value in result["recipe"].items() if key not in unseen}
     return {field.name: found[field.name] for field in fields(Recipe) if field.name in found}

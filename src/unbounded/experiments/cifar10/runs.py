@@ -93,7 +93,7 @@ def train(
         raise KeyboardInterrupt
     if result.history[-1]["epoch"] < epochs:
         return None
-    temperature = _finished(model, recipe, parts, run.seed, autocast)
+    temperature = _finished(model, run, recipe, parts, autocast)
     record = {
         "run": records.plain(asdict(run)),
         "recipe": recipe.config(),
@@ -197,13 +197,13 @@ def _described(
 
 
 def _finished(
-    model: UDN, recipe: Recipe, parts: Parts, seed: int, autocast: torch.dtype | None
+    model: UDN, run: CifarRun, recipe: Recipe, parts: Parts, autocast: torch.dtype | None
 ) -> float:
     """What comes after training: normalisations, and the temperature of the classes."""
     if recipe.average:
         # Normalisations have to know averaged weights, by augmented images as in training.
-        data, generator = parts.train, torch.Generator().manual_seed(seed)
-        bound = data.bind(model, min(recipe.batch_size, len(data)), generator)
+        data, generator = parts.train, torch.Generator().manual_seed(run.seed)
+        bound = data.bind(model, run.batch_size(recipe, len(data)), generator)
         renew_norms(model, (batch.x for batch in itertools.islice(bound, _RENEWING)), autocast)
     if not recipe.calibrate or parts.held_out is None:
         return 1.0

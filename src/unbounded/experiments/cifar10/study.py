@@ -18,7 +18,7 @@ import numpy as np
 
 from unbounded.experiments import StudyError, records
 from unbounded.experiments.cifar10.presets import EARLIER
-from unbounded.experiments.cifar10.recipe import CifarRun, Recipe, ignored
+from unbounded.experiments.cifar10.recipe import CifarRun, Recipe, ignored, ignored_by
 from unbounded.printing import show
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Study:
         for path in kept:
             if path.suffix == ".json":
                 result = records.read_json(path)
-                self._compare(path, result["recipe"], result["run"]["model"])
+                self._compare(path, result["recipe"], ignored_by(result["run"]))
             elif note.is_file():
-                self._compare(path, records.read_json(note), "udn")
+                self._compare(path, records.read_json(note), ignored("udn"))
         if begun and not resume and not again:
             raise StudyError(
                 f"{self.folder} has {len(begun)} of the {len(self.runs)} runs already, such as "
@@ -90,11 +90,11 @@ class Study:
             records.write_json(mark, {**QUICK_IMAGES, "epochs": self.recipe.epochs})
         return self.missing()
 
-    def _compare(self, path: Path, before: dict[str, Any], model: str) -> None:
+    def _compare(self, path: Path, before: dict[str, Any], unseen: frozenset[str]) -> None:
         now = records.plain(self.recipe.config())
         # A field that did not exist then was as it is by default now.
         before = {**records.plain(Recipe().config()), **EARLIER, **before}
-        keys = [key for key in {**before, **now} if key not in ignored(model)]
+        keys = [key for key in {**before, **now} if key not in unseen]
         differing = [key for key in keys if before.get(key) != now.get(key)]
         if differing:
             each = ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in differing)
