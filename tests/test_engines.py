@@ -7,9 +7,8 @@ import unbounded as ub
 from gpu import imagecheck
 from helpers import classes, classifier, same, state
 from unbounded import network as network_
-from unbounded.engines import Eager, Graphs, capture
+from unbounded.engines import Eager, Graphs
 from unbounded.engines.graphs import _Entry, _Lagging
-from unbounded.steps.objective import Beside
 from unbounded.training import Callback, DepthRule, NonFiniteError, RateAscent
 
 
@@ -102,40 +101,6 @@ def test_caches_are_filled_before_a_graph_is_captured(monkeypatch):
     train(rising(), Graphs(lag=0), depth_rule=Swing(), epochs=1)
     assert len(set(filled)) == 2
     assert len(filled) > 3
-
-
-@pytest.mark.parametrize(
-    ("rule", "places"),
-    [(None, []), (lambda: RateAscent(0.05, memory=4), ["fork", "further", "join"])],
-)
-def test_what_the_backward_pass_does_not_need_is_beside_it(monkeypatch, rule, places):
-    """Terms and a rule without slopes; λ that an optimiser moves needs the terms' gradient."""
-    seen = []
-
-    class Watched(Beside):
-        def fork(self):
-            seen.append("fork")
-            return super().fork()
-
-        def further(self):
-            seen.append("further")
-            return super().further()
-
-        def join(self):
-            seen.append("join")
-
-    def backward(tensors, *rest, **named):
-        seen.append("backward")
-        return run(tensors, *rest, **named)
-
-    run = torch.autograd.backward
-    monkeypatch.setattr(capture, "Beside", Watched)
-    monkeypatch.setattr(torch.autograd, "backward", backward)
-    train(rising(), Graphs(), epochs=1, depth_rule=None if rule is None else rule())
-    steps = seen.count("backward")
-    assert steps > 4
-    order = [*places[:1], "backward", *places[1:]]
-    assert seen == order * steps
 
 
 def test_a_checkpoint_keeps_the_time_of_capturing(tmp_path):

@@ -428,9 +428,9 @@ def test_graphs_follow_a_depth_that_moves_between_epochs(monkeypatch, tmp_path):
     captured = []
     entry = graphs._Entry.__init__
 
-    def note(self, name, member, support, *others):
+    def note(self, name, member, support, batch, processes):
         captured.append(support)
-        entry(self, name, member, support, *others)
+        entry(self, name, member, support, batch, processes)
 
     monkeypatch.setattr(graphs._Entry, "__init__", note)
     model, rows = image_run(Eager(), select="last")

@@ -73,8 +73,13 @@ class Evaluation(NamedTuple):
     def slopes(self, lik: Tensor | float, depth: Tensor | float, weight: Tensor | float) -> Slopes:
         """Of lik·expected_log_lik + depth·depth_kl + weight·weight_kl, factors `(*lead, 1)`."""
         log_q = self.q * (lik * self.log_lik + depth * (self.log_ratio + 1) + weight * self.cost)
+        scale = self.scale[..., None] if isinstance(self.scale, Tensor) else self.scale
+        column = (lik * scale * self.q)[..., None]
         hidden, heads, rows = self.sizes
-        log_lik = _row_slopes(self.q, lik, self.scale, self.weights, rows)
+        if self.weights is None:
+            log_lik = column.expand(*column.shape[:-1], rows)
+        else:
+            log_lik = column * self.weights[..., None, :]
         of_hidden, of_heads = use_probs(self.q, hidden, heads, self.cumulative_heads)
         return Slopes(log_q, log_lik, weight * of_hidden, weight * of_heads)
 
@@ -102,34 +107,6 @@ def evaluate(
         (hidden_kl.shape[-1], head_kl.shape[-1], log_lik.shape[-1]),
         cumulative_heads,
     )
-
-
-def row_slopes(
-    log_q: Tensor,
-    log_lik: Tensor,
-    lik: Tensor | float,
-    num_data: float | Tensor,
-    weights: Tensor | None = None,
-    num_rows: Tensor | None = None,
-) -> Tensor:
-    """The derivatives of lik·expected_log_lik in the log-likelihoods, `(*lead, depth, batch)`.
-
-    They depend on the shape of `log_lik` alone, so nobody has to wait for its values; arguments as
-    in the functions below.
-    """
-    scale = _scale(log_lik, num_data, num_rows)
-    return _row_slopes(log_q.exp(), lik, scale, weights, log_lik.shape[-1])
-
-
-def _row_slopes(
-    q: Tensor, lik: Tensor | float, scale: float | Tensor, weights: Tensor | None, rows: int
-) -> Tensor:
-    """q(ℓ) times how much each row counts."""
-    each = scale[..., None] if isinstance(scale, Tensor) else scale
-    column = (lik * each * q)[..., None]
-    if weights is None:
-        return column.expand(*column.shape[:-1], rows)
-    return column * weights[..., None, :]
 
 
 def elbo_terms(*arguments: Any, **keywords: Any) -> ElboTerms:

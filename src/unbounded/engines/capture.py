@@ -1,36 +1,8 @@
 """Run a function again and again: as it is, or as a CUDA graph."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
-
-from unbounded.steps.objective import Beside
-
-
-class SideStream(Beside):
-    """Work beside the backward pass, on a stream of its own; in a graph, a branch.
-
-    A step has many small things to work out, each of which keeps the device waiting for longer
-    than it takes. What is made here is freed here; what is made elsewhere has to be kept until
-    `join`.
-    """
-
-    def __init__(self, device: torch.device):
-        self.device, self.stream = device, torch.cuda.Stream(device)
-
-    def fork(self) -> AbstractContextManager[None]:
-        """Behind all that has been begun elsewhere so far."""
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return self.further()
-
-    def further(self) -> AbstractContextManager[None]:
-        """Behind what has been begun here."""
-        return torch.cuda.stream(self.stream)
-
-    def join(self) -> None:
-        """What comes next elsewhere is behind all that has been begun here."""
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 class Runner:
@@ -53,8 +25,6 @@ class Runner:
         if self.captures and device.type != "cuda":
             raise ValueError(f"CUDA graphs need a CUDA device, got {device}")
         self.captured = 0
-        # Of several processes each has its messages between the terms and what goes by them.
-        self.beside = SideStream(device) if self.captures and not watched else Beside()
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._seen: set[str] = set()
         self._stream = torch.cuda.Stream(device) if self.captures else None

@@ -19,7 +19,7 @@ from unbounded.engines.states import check_family
 from unbounded.files import FileError
 from unbounded.parallel import Processes
 from unbounded.steps.batches import Batch
-from unbounded.steps.objective import Beside, Gradient
+from unbounded.steps.objective import Gradient
 from unbounded.steps.step import pieces
 
 
@@ -31,8 +31,7 @@ class Graphs(Eager):
     travels beside the work, and so never waits for the device; in between q is exact but for its
     truncation, which is that of the λ last seen. The optimiser's step and the schedule stay
     outside of the graph: any of `torch.optim` works. So do the sums over several processes, which
-    come after the backward pass, with the prior's part and the depth rule behind them. In a lone
-    process the terms, and a depth rule that needs no gradient, are a branch beside that pass.
+    come after the backward pass, with the prior's part and the depth rule behind them.
 
     On a device without CUDA the same code runs without graphs, lag and all.
 
@@ -204,9 +203,7 @@ class _Captures:
         key = (*self.support, *trees.kind(batch), batch.y.shape)
         if key not in self.entries:
             processes = self.engine.task.processes
-            self.entries[key] = _Entry(
-                f"{key}", self.member, self.support, batch, processes, self.runner.beside
-            )
+            self.entries[key] = _Entry(f"{key}", self.member, self.support, batch, processes)
         return self.entries[key]
 
 
@@ -220,12 +217,10 @@ class _Entry:
         support: tuple[int, int],
         batch: Batch,
         processes: Processes,
-        beside: Beside,
     ):
         self.name, self.member, self.support, self.processes = name, member, support, processes
         self.runs = 0
         self.gradient: Gradient
-        self.beside = beside
         self.share: Tensor | float = 1.0  # of the rows of all processes, that are here
         if processes.size > 1:
             anchor = member.model.anchor
@@ -272,7 +267,6 @@ class _Entry:
             support=self.support,
             processes=self.processes,
             apart=True,
-            beside=self.beside,
         )
         batch = (self.x, self.y, self.weights)
         for x, y, weights, share in pieces(batch, options.micro_batches, model.likelihood):
@@ -294,13 +288,9 @@ class _Entry:
 
     def _finish(self) -> None:
         gradient, rule = self.gradient, self.member.options.depth_rule
-        if rule is not None and gradient.is_beside:  # nobody waits for the gradient of λ
-            with gradient.beside.further():
-                rule.move(gradient)
         gradient.finish()
         if rule is not None:
-            if not gradient.is_beside:
-                rule.move(gradient)
+            rule.move(gradient)
             self.rows = gradient.rows_log_lik
         self.terms = torch.stack(gradient.terms)
 

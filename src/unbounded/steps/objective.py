@@ -5,9 +5,9 @@ under Gaussian priors, f·ν with a factor f for each layer and head, which is a
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -28,34 +28,6 @@ SMALLEST_USE = 1e-20
 """Heads and layers that are used more rarely learn more slowly even where paces are equal."""
 
 
-class Beside:
-    """Where work is done that the backward pass does not wait for: here, in its turn.
-
-    An engine may have another place, which works at the same time (`unbounded.engines.capture`).
-    """
-
-    def fork(self) -> AbstractContextManager[None]:
-        """A block of work on what is known now."""
-        return nullcontext()
-
-    def further(self) -> AbstractContextManager[None]:
-        """A block of work on what earlier ones have found."""
-        return nullcontext()
-
-    def join(self) -> None:
-        """What was found there is known here from now on."""
-
-
-class _Rows(NamedTuple):
-    """A part of a batch behind the forward pass; for the rest see `Gradient.add`."""
-
-    posterior: "DepthPosterior"
-    log_lik: Tensor  # log p(y_i; Ω_ℓ(x_i)), (depth, rows), detached
-    weights: Tensor | None
-    total: Tensor | None  # observations, where rows hold several
-    share: float | Tensor
-
-
 class Gradient:
     """Terms and gradient of a batch, which `add` takes whole or in pieces; `finish` ends it.
 
@@ -69,7 +41,6 @@ class Gradient:
         processes: who have the other rows of the batch; `share` waits for them.
         apart: whether all messages come in `share`, after the backward pass, which is then free of
             them and can be a CUDA graph; else they go off on the way.
-        beside: where terms are worked out if the backward pass does not need them.
     """
 
     def __init__(
@@ -83,10 +54,9 @@ class Gradient:
         scaler: torch.amp.GradScaler | None = None,
         processes: Processes = ALONE,
         apart: bool = False,
-        beside: Beside | None = None,
     ):
         self.model, self.num_data, self.options = model, num_data, options
-        self.apart, self.beside = apart, beside or Beside()
+        self.apart = apart
         self.processes, self._exchange = processes, processes.exchange(model)
         self.call = model if call is None else call
         self.support, self.scaler = support, scaler
@@ -104,7 +74,6 @@ class Gradient:
         self._found: elbo.Evaluation
         self._earlier: list[tuple[nn.Parameter, Tensor]] = []
         self._by_row: list[Tensor] = []
-        self._beside: list[_Rows] = []
 
     @property
     def log_lik(self) -> Tensor:
@@ -161,54 +130,29 @@ class Gradient:
         )
         if self._changes_paces and not self._added:
             self._set_aside()
-        # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
-        each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
-        rows = _Rows(posterior, log_lik.detach(), weights, total, share)
-        if self.closed_form and self._exchange is None and not posterior.log_q.requires_grad:
-            with torch.no_grad():
-                slope = elbo.row_slopes(
-                    posterior.log_q, rows.log_lik, -each, self.num_data, weights, total
-                )
-                with self.beside.fork():
-                    self._evaluate(rows)
-            self._beside.append(rows)  # another place may look at them for a while
-            with rows_of(self.processes.rank):
-                if log_lik.requires_grad:
-                    log_lik.backward(slope)
-            return
         with torch.set_grad_enabled(not self.closed_form):
             kl = model.weight_kl(*support, self.active)
         with torch.no_grad():
-            slopes = self._evaluate(rows, kl).slopes(-each, each, each)
+            found = elbo.evaluate(
+                posterior.log_q,
+                log_lik,
+                model.depth_log_prior(posterior),
+                *kl,
+                self.num_data,
+                weights,
+                model.cumulative_heads,
+                total,
+            )
+            # Of the loss −𝓛/n: by hand from its terms to what autograd goes on from.
+            each = share / self.num_data * (1.0 if self.scaler is None else self._loss_scale)
+            slopes = found.slopes(-each, each, each)
         if self._exchange is not None and is_last and not self.apart:
             self._exchange.begin(self._shared)
         with rows_of(self.processes.rank):
             slopes.backward(posterior.log_q, log_lik, *kl)
-
-    def _evaluate(self, rows: "_Rows", kl: tuple[Tensor, Tensor] | None = None) -> elbo.Evaluation:
-        """Note the terms, and what a depth rule looks at."""
-        posterior, model = rows.posterior, self.model
-        if kl is None:
-            kl = model.weight_kl(posterior.first, posterior.last, self.active)
-        found = elbo.evaluate(
-            posterior.log_q,
-            rows.log_lik,
-            model.depth_log_prior(posterior),
-            *kl,
-            self.num_data,
-            rows.weights,
-            model.cumulative_heads,
-            rows.total,
-        )
         self._found = found
-        self._note(rows, found.terms)
+        self._note(posterior, found.terms, log_lik.detach(), weights, total, share)
         self.hidden_kl, self.head_kl = kl[0].detach(), kl[1].detach()
-        return found
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether the terms are worked out while the backward pass goes on; `finish` waits."""
-        return bool(self._beside)
 
     @property
     def _moves_depth(self) -> bool:
@@ -255,8 +199,6 @@ class Gradient:
 
     def finish(self) -> None:
         """The weights' term in closed form, and equal paces where they are wanted."""
-        if self.is_beside:
-            self.beside.join()
         with torch.no_grad():
             if self.closed_form:
                 # The gradient of weight_kl/n on layer k is q(ℓ≥k) ν_k/(s² n), on head ℓ
@@ -297,8 +239,15 @@ class Gradient:
                 self._earlier.append((parameter, parameter.grad))
                 parameter.grad = None
 
-    def _note(self, rows: "_Rows", terms: ElboTerms) -> None:
-        posterior, log_lik, weights, total, share = rows
+    def _note(
+        self,
+        posterior: "DepthPosterior",
+        terms: ElboTerms,
+        log_lik: Tensor,
+        weights: Tensor | None,
+        total: Tensor | None,
+        share: float | Tensor,
+    ) -> None:
         self.posterior = posterior
         values = tuple(term.detach() for term in terms)
         if self.options.depth_rule is not None:
