@@ -7,7 +7,6 @@ _BETTER: dict[str, Any] = {
     "optimizer": "muon",
     "matrix_lr": 0.04,
     "batch_size": 512,
-    "equal_steps": True,
     "warm_up": 3,
     "flip": "alternating",
     "whitening": 3,
