@@ -25,7 +25,7 @@ from unbounded.training.trainer import Trainer
 X, y = make_classification(
     160, 8, n_informative=3, n_redundant=0, flip_y=0.35, class_sep=0.6, random_state=0
 )
-SHORT = {"epochs": 60, "width": 32, "random_state": 0, "device": "cpu"}
+SHORT = {"epochs": 120, "width": 32, "random_state": 0, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from unbounded.cli import inspect
 from unbounded.estimators.rows import knots, numbers
 from unbounded.files import FileError
 from unbounded.files.parts import _part as check_part
+from unbounded.steps.held_out import HeldOutAscent
+from unbounded.training import presets
 from unbounded.training.presets import PRESETS, cosine
 
 
@@ -227,3 +229,26 @@ def test_knots_of_a_file_are_checked(bad):
     described["config"]["knots"] = bad
     with pytest.raises(FileError, match="knots"):
         check_part("layers")(described, "layers")
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "price"),
+    [(ub.UDNRegressor, (3.0, 2.0), 1.0), (ub.UDNClassifier, (1.0, 1.0), 0.5)],
+)
+def test_classes_begin_with_fewer_layers_than_numbers(monkeypatch, kind, start, price):
+    """Of numbers several layers are mostly worth something, of classes one is mostly enough."""
+    seen = []
+
+    class Noted(HeldOutAscent):
+        def check(self, model):
+            super().check(model)
+            seen.append((*self._rho, self.price))
+
+    monkeypatch.setattr(presets, "HeldOutAscent", Noted)
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    kind(random_state=0, epochs=1, n_members=1).fit(x, (x[:, 0] > 0) + 0)
+    assert set(seen) == {(*start, price)}
+    family = PRESETS["tables"].start(is_classes=kind is ub.UDNClassifier)
+    assert (float(family.place), float(family.spread)) == pytest.approx(start)
+    nested = kind().set_params(depth__spread=start[1] + 0.5)
+    assert nested.get_params()["depth__place"] == pytest.approx(start[0])

@@ -318,15 +318,16 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     ) -> Training:
         """Train models by the recipe; depth rests unless it is to be inferred."""
         recipe, epochs = preset(self.preset), clock.epochs
-        rates = recipe.classes if is_classes(train.y) else recipe.numbers
-        by_kind = "log_score" if is_classes(train.y) else "score"
+        of_classes = is_classes(train.y)
+        rates = recipe.classes if of_classes else recipe.numbers
+        by_kind = "log_score" if of_classes else "score"
         validation = patience = None
         callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
             validation = scalings.tensors(held, models[0])
             if not heeds_overfitting(self):
                 patience = choose_patience(self.patience, epochs)
-            elif infers or is_classes(train.y):  # short trainings of numbers come to rest
+            elif infers or of_classes:  # short trainings of numbers come to rest
                 callbacks.append(early_end(validation[1], epochs))
         options: dict[str, Any] = {
             "validation": validation,
@@ -339,7 +340,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             "progress": bool(self.verbose),
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
             "callbacks": callbacks,
-            **recipe.fitting(models[0].depth, infers and validation is not None, clock.done),
+            **recipe.fitting(
+                models[0].depth, infers and validation is not None, clock.done, of_classes
+            ),
         }
         data = scalings.tensors(train, models[0])
         with threads(self, models[0], options["batch_size"]):

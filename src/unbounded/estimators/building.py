@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.base import is_classifier
 
 from unbounded.devices import one_thread, resolve_device
 from unbounded.estimators.nested import arguments
@@ -195,7 +196,9 @@ def build(
         layers,
         likelihood,
         # Copies: training moves λ, and the arguments stay as they were given.
-        recipe.family() if estimator.depth is None else copy.deepcopy(estimator.depth),
+        recipe.start(is_classifier(estimator))
+        if estimator.depth is None
+        else copy.deepcopy(estimator.depth),
         copy.deepcopy(estimator.depth_prior),
         copy.deepcopy(estimator.weight_prior),
         seed=seed,

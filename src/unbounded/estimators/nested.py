@@ -7,7 +7,7 @@ with is read from its configuration and its attributes, and another value makes 
 import inspect
 from typing import Any, Self
 
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 
 from unbounded.files import PARTS
 from unbounded.training import preset
@@ -42,7 +42,7 @@ class NestedParameters(BaseEstimator):
         for name, values in inner.items():
             found = getattr(self, name)
             if found is None and name == "depth":
-                found = preset(self.preset).family()
+                found = preset(self.preset).start(is_classifier(self))
             setattr(self, name, replaced(found, name, values))
         return self
 

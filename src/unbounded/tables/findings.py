@@ -65,7 +65,7 @@ def depth_moved(model: "TableModel") -> str:
     estimator = model.estimator
     family: Any = estimator.depth
     if family is None:
-        family = preset(estimator.preset).family()
+        family = preset(estimator.preset).start(model.target.is_classes)
     start, end = float(family.mean()), float(estimator.depth_mean_)
     best, epochs = estimator.best_epoch_, estimator.n_iter_
     if abs(end - start) >= _MOVED:

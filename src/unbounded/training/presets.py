@@ -16,6 +16,7 @@ from unbounded.steps.held_out import HeldOutAscent
 _MOST_EMBEDDED = 256  # columns: of more, images say, waves cost time and say little
 _WARM_UP, _LAST_RATE = 0.05, 0.01
 _BETAS = 0.9, 0.95
+_CLASSES = 1.0, 1.0  # place and spread of q from which classes of tables begin
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Preset:
         name: by which it is asked for.
         layers: (in_features, width, out_features) ↦ the layers; `TableDense` is told, besides,
             which columns to embed.
-        family: q(ℓ; λ) before training.
+        family: q(ℓ; λ) before training; see `start`.
         rule: what moves λ where there are held-out rows; None for the optimiser.
         average: decay a step of the moving average of the weights; None for none.
         clip: the largest norm of a gradient; None for none.
@@ -51,6 +52,8 @@ class Preset:
         ramps: of `TableDense`, of each column, where the targets are numbers; 0 for none.
         balance: β of `BalancedGaussian`, noise that depends on the input, where the targets are
             numbers; None for a noise that is one number.
+        class_family: in place of `family` where the targets are classes.
+        class_rule: in place of `rule` where they are.
     """
 
     name: str
@@ -64,6 +67,12 @@ class Preset:
     classes: Rates = Rates()
     ramps: int = 0
     balance: float | None = None
+    class_family: Callable[[], DepthFamily] | None = None
+    class_rule: Callable[[], DepthRule] | None = None
+
+    def start(self, is_classes: bool = False) -> DepthFamily:
+        """q(ℓ; λ) before training."""
+        return ((is_classes and self.class_family) or self.family)()
 
     def built(
         self,
@@ -94,7 +103,11 @@ class Preset:
         return numbers if is_taken else ()
 
     def fitting(
-        self, family: DepthFamily, validates: bool, done: Callable[[int], float] | None = None
+        self,
+        family: DepthFamily,
+        validates: bool,
+        done: Callable[[int], float] | None = None,
+        is_classes: bool = False,
     ) -> dict[str, Any]:
         """Options of `fit` for a family, which may be the user's own.
 
@@ -102,14 +115,16 @@ class Preset:
             family: of the model.
             validates: whether there are held-out rows.
             done: epoch ↦ the share of the training that its middle is at, for a schedule.
+            is_classes: whether the targets are classes.
         """
         found: dict[str, Any] = {"average": self.average, "clip": self.clip}
         if self.schedule is not None and done is not None:
             rate = self.schedule
             found["schedule"] = lambda epoch: rate(done(epoch))
-        if self.rule is not None and isinstance(family, TruncatedNormal):
+        rule = (is_classes and self.class_rule) or self.rule
+        if rule is not None and isinstance(family, TruncatedNormal):
             if validates:
-                found["depth_rule"] = self.rule()
+                found["depth_rule"] = rule()
             else:
                 found["depth_lr_ratio"] = 0.0  # nothing to judge by: q stays
         return found
@@ -127,11 +142,24 @@ def cosine(done: float) -> float:
     return half_cosine((done - _WARM_UP) / (1 - _WARM_UP), _LAST_RATE)
 
 
-def _for_tables() -> DepthRule:
+def _for_numbers() -> DepthRule:
+    """Of tables: layers are worth something there more often than not."""
+    return _for_tables(price=1.0)
+
+
+def _for_classes() -> DepthRule:
+    """Of tables: one layer is mostly enough, and held-out rows tell where it is not.
+
+    Where they tell nothing, as in most small tables, q stays at ρ.
+    """
+    return _for_tables(price=0.5, reference=_CLASSES)
+
+
+def _for_tables(price: float, reference: tuple[float, float] | None = None) -> DepthRule:
     """Held-out rows are few in a small table, and errors large: little is lost for a depth, and a
     layer has to be worth more than elsewhere. Of a q that is no narrower than usual a few percent
     stay on a depth that is far worse than the next one."""
-    rule = HeldOutAscent(price=1.0, floor=10.0, narrowest=0.25)
+    rule = HeldOutAscent(price=price, floor=10.0, narrowest=0.25, reference=reference)
     rule.slack = 0.25
     return rule
 
@@ -150,7 +178,7 @@ PRESETS = {
             "tables",
             TableDense,
             lambda: TruncatedNormal(3.0, 2.0),
-            _for_tables,
+            _for_numbers,
             0.998,
             1.0,
             cosine,
@@ -158,6 +186,8 @@ PRESETS = {
             Rates(0.005, 0.3),
             ramps=16,
             balance=1.0,
+            class_family=lambda: TruncatedNormal(*_CLASSES),
+            class_rule=_for_classes,
         ),
         Preset("paper", _plain, lambda: TruncatedPoisson(1.0), None, None, None),
     )
