@@ -86,6 +86,8 @@ def run(source: Source, fit: Fit) -> dict[str, Any]:
     if isinstance(model, UDNClassifier | UDNRegressor):
         row["depth_mean"] = round(model.depth_mean_, 3)
         row["best_epoch"], row["epochs"] = model.best_epoch_, model.n_iter_
+        best = model.history_[model.best_epoch_ - 1]
+        row["held_out"] = -best["val_log_score"] if task.is_classes else best["val_rmse"]
     return {key: round(v, 8) if isinstance(v, float) else v for key, v in row.items()}
 
 
@@ -202,8 +204,31 @@ def _marked(values: list[float]) -> list[str]:
     return [f"**{c}**" if v == best else c for c, v in zip(cells, values, strict=True)]
 
 
+class _Pairs:
+    """By how much the UDN's errors exceed others, set by set."""
+
+    def __init__(self) -> None:
+        self.as_good = self.several = 0
+
+    def add(self, pairs: list[tuple[float, float]]) -> str:
+        """Errors of the UDN and of another on the same splits: their mean difference, in words."""
+        apart = np.subtract(*np.transpose(pairs))
+        if len(apart) == 1:
+            return f"{apart[0]:+.3g}, one split"
+        error = np.std(apart, ddof=1) / math.sqrt(len(apart))
+        self.several, self.as_good = self.several + 1, self.as_good + bool(apart.mean() <= error)
+        return f"{apart.mean():+.3g}, ± {error:.2g}"
+
+    def __str__(self) -> str:
+        return f"{self.as_good} of {self.several} sets with several splits"
+
+
 def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[str]:
-    """The UDN beside networks of one depth, and whether it is as good as the best of them."""
+    """The UDN beside networks of one depth.
+
+    Whether it is as good as the best of them in hindsight, and as the one that a search would have
+    taken: on each split that with the best score on its held-out rows.
+    """
     with_depths = {row["set"] for row in rows if row["model"] != "UDN"}
     means = Means(_in_common([row for row in rows if row["set"] in with_depths]))
     depths = [name for name in means.names if name != "UDN"]
@@ -213,27 +238,36 @@ def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[
     if not sets:
         return
     lines = [f"{heading}, UDN and networks of one depth by the same recipe", ""]
-    lines.append(f"| set | UDN | {' | '.join(depths)} | UDN − best, ± its standard error |")
-    lines.append("|---" * (len(depths) + 3) + "|")
-    as_good = several = 0
+    lines.append(
+        f"| set | UDN | {' | '.join(depths)} | UDN − best, ± its standard error "
+        "| chosen by held-out rows | UDN − chosen |"
+    )
+    lines.append("|---" * (len(depths) + 5) + "|")
+    in_hindsight, searched, ratios = _Pairs(), _Pairs(), list[float]()
     for which in sets:
         values = [means.of(which, name, score) for name in ("UDN", *depths)]
         best = depths[int(np.nanargmin(values[1:]))]
-        pairs = [
-            means.values[which, "UDN", split][score] - means.values[which, best, split][score]
+        found = [
+            {name: means.values[which, name, split] for name in ("UDN", *depths)}
             for split in means.splits
-            if {(which, "UDN", split), (which, best, split)} <= means.values.keys()
+            if all((which, name, split) in means.values for name in ("UDN", *depths))
         ]
-        known = "one split"
-        if len(pairs) > 1:
-            error = np.std(pairs, ddof=1) / math.sqrt(len(pairs))
-            several, as_good = several + 1, as_good + bool(np.mean(pairs) <= error)
-            known = f"± {error:.2g}"
-        cells = " | ".join(_marked(values))
-        lines.append(f"| {which} | {cells} | {np.mean(pairs):+.3g}, {known} |")
-    if several:
-        of = f"{as_good} of {several} sets with several splits"
-        lines += ["", f"As good as the best depth in hindsight: {of}."]
+        apart = in_hindsight.add([(one["UDN"][score], one[best][score]) for one in found])
+        cells = [which, *_marked(values), apart, "–", "–"]
+        if all("held_out" in one[name] for one in found for name in depths):
+            chosen = [min(depths, key=lambda name: one[name]["held_out"]) for one in found]
+            errors = [one[name][score] for one, name in zip(found, chosen, strict=True)]
+            pairs = [(one["UDN"][score], e) for one, e in zip(found, errors, strict=True)]
+            cells[-2:] = [f"{np.mean(errors):.4g}", searched.add(pairs)]
+            ratios.append(max(values[0], _LEAST) / max(float(np.mean(errors)), _LEAST))
+        lines.append(f"| {' | '.join(cells)} |")
+    if in_hindsight.several:
+        lines += ["", f"As good as the best depth in hindsight: {in_hindsight}."]
+    if searched.several:
+        lines.append(
+            f"As good as the depth that held-out rows choose: {searched}; "
+            f"{math.exp(np.mean(np.log(ratios))):.3f} times its error."
+        )
     yield "\n".join(lines)
 
 

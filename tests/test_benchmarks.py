@@ -112,6 +112,24 @@ def test_tables_compare_splits_that_all_models_have():
     assert "| UDN ÷ model, geometric mean | | | 1.000 | 0.500 | |" in text
 
 
+def test_tables_compare_with_the_depth_that_a_search_takes():
+    """Held-out rows take depth 1 on the first split and 2 on the second; in hindsight 2 is best."""
+    errors = {"UDN": (2.0, 2.0), "depth 1": (3.0, 3.0), "depth 2": (1.0, 2.0)}
+    held = {"UDN": (1.0, 1.0), "depth 1": (0.5, 2.0), "depth 2": (1.5, 1.5)}
+    found = [
+        _fitted("made", split, model, errors[model][split], held_out=held[model][split])
+        for split in range(2)
+        for model in errors
+    ]
+    text = tables.table(found)
+    assert "| made | 2 | 3 | **1.5** | +0.5, ± 0.5 | 2.5 | -0.5, ± 0.5 |" in text
+    assert "As good as the best depth in hindsight: 1 of 1 sets" in text
+    assert "held-out rows choose: 1 of 1 sets with several splits; 0.800 times its error." in text
+    for row in found:
+        row.pop("held_out")
+    assert "| +0.5, ± 0.5 | – | – |" in tables.table(found)
+
+
 def test_rows_of_other_commits_are_made_anew_where_that_is_asked_for(monkeypatch):
     monkeypatch.setattr(tables, "commit", lambda: "1234567")
     asked = argparse.Namespace(again=["UDN"], sets=["made"])
