@@ -55,7 +55,7 @@ class Recording(Eager):
 
     def _advance(self, member, batch, grow):
         super()._advance(member, batch, grow)
-        terms = [float(term) for term in member.terms[-3:]]
+        terms = member.terms.all()[-1].tolist()
         family = member.model.depth
         self.steps.append(
             {

@@ -115,9 +115,7 @@ class Eager(Engine):
     def step_terms(self) -> list[Row | None]:
         """By what the step has noted for the epoch's row."""
         return [
-            step_row(m.steps, torch.stack(m.terms[-len(TERMS) :]).tolist())
-            if m.alive and m.terms
-            else None
+            step_row(m.steps, m.terms.all()[-1].tolist()) if m.alive and m.terms else None
             for m in self.members
         ]
 
@@ -249,7 +247,7 @@ class Eager(Engine):
                 processes,
                 share,
             )
-        member.terms.extend(info.terms)
+        member.terms.add(torch.stack(info.terms))
         if member.fresh is not None:
             member.fresh.add(info.log_lik, batch)
 
@@ -387,7 +385,7 @@ class Eager(Engine):
         if not member.terms:
             raise ValueError("the loader gave no batches")
         # One host read for all the terms of the epoch.
-        terms = torch.stack(member.terms).view(-1, 3).double().mean(0).tolist()
+        terms = member.terms.all().double().mean(0).tolist()
         if not all(math.isfinite(term) for term in terms):
             seen = ", ".join(f"{n} = {v}" for n, v in zip(TERMS, terms, strict=True))
             self._fail(

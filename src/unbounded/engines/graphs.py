@@ -104,7 +104,7 @@ class Graphs(Eager):
             torch.nn.utils.clip_grad_norm_(model.parameters(), member.options.clip, foreach=True)
         member.optimizer.step()
         captures.lagging.send()
-        member.terms.extend(entry.terms.clone().unbind())
+        member.terms.add(entry.terms)
         if member.fresh is not None and entry.rows is not None:
             member.fresh.add(entry.rows.clone(), batch)
 

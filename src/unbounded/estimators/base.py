@@ -1,6 +1,7 @@
 """What both estimators share: from a table to `unbounded.fit`, and from rows to predictions."""
 
 import copy
+import gc
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import preset
 from unbounded.training.callbacks import Callback
+
+_LARGE = 10_000_000  # numbers in a table, of which no copy is to stay longer than needed
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -240,6 +243,9 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         # From here on a request to end loses nothing: both trainings heed it.
         with interrupts.deferred():
             parts = rows.take(training), evaluation or rows.take(held)
+            heavy_rows = rows.take(heavy)
+            if not (refit or is_classes(y)):  # nobody will divide them again
+                rows = rows.take(slice(0))
             run = self._run(*parts, size, seed, clock, anneal=not refit)
             first = run.training
             check_begun(first)
@@ -252,7 +258,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             # A refit has learnt from all rows.
             held_out = parts[1] if self.refit_history_ is None else None
             run = run._replace(training=first, learnt=parts[0], held=held_out)
-            run = run._replace(heavy=rows.take(heavy))
+            run = run._replace(heavy=heavy_rows)
             runs = with_others(self, run, rows, division, seed, size, clock)
             self._finish(runs, len(y), evaluation is None)
             self._shares: Shares | None = shares
@@ -324,7 +330,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         validation = patience = None
         callbacks: list[Callback] = [clock]
         if held is not None and len(held.x):
-            validation = scalings.tensors(held, models[0])
+            validation = scalings.tensors(held, models[0], models[0].anchor.dtype)
             if not heeds_overfitting(self):
                 patience = choose_patience(self.patience, epochs)
             elif infers or of_classes:  # short trainings of numbers come to rest
@@ -344,9 +350,14 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                 models[0].depth, infers and validation is not None, clock.done, of_classes
             ),
         }
-        data = scalings.tensors(train, models[0])
+        data = scalings.tensors(train, models[0], models[0].anchor.dtype)
         with threads(self, models[0], options["batch_size"]):
             training = Training.by_fit(models, data, **options)
+        if isinstance(train.x, np.ndarray) and train.x.size > _LARGE:
+            # A trainer and its engine know each other, and would keep their rows for a while.
+            del data, validation
+            options.clear()
+            gc.collect()
         if clock.is_over:
             training = training._replace(stopped="time")
         elif training.stopped == "callback":

@@ -126,7 +126,7 @@ def _merged(
         values = store.values(column, rows)
         numbers = values.codes if isinstance(values, Coded) else values
         keys.append(np.where(np.isnan(numbers), np.nan, numbers).astype(np.float64)[:, None])
-    return grouped(np.hstack(keys), weights)
+    return grouped(keys, weights)
 
 
 def _counting(counts: Array) -> Array | None:

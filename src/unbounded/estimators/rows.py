@@ -23,6 +23,7 @@ PREDICTION_ROWS = 8192
 # further out changes nothing but would overflow.
 _WEIGHTS = (1e-20, 1e12)
 _OUTWEIGHS = 0.25  # of the share that is held out: a row heavier than that is not
+_AT_ONCE = 2**16  # rows, where copies of all of them would be large
 _FEW = 0.01  # rows that a row counts for on average: below, the user is told
 
 
@@ -103,9 +104,9 @@ def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> Wei
     training and in the validation share at once.
     """
     keep = weights > 0
-    x, y, weights, given = WeightedRows(x, y, weights, given).take(keep)
-    columns = y.reshape(len(y), -1).astype(np.float64)
-    first, _, counts = grouped(np.hstack([x.astype(np.float64), columns]), weights)
+    if not keep.all():  # of a large table every copy counts
+        x, y, weights, given = WeightedRows(x, y, weights, given).take(keep)
+    first, _, counts = grouped([x, y.reshape(len(y), -1)], weights)
     if first.size == 1:  # training wants two rows: the same twice, each for half
         first, counts = np.repeat(first, 2), np.repeat(counts / 2, 2)
     # In C order whatever the order of the table was: sums over it are then the same.
@@ -115,18 +116,29 @@ def merge(x: Array, y: Array, weights: Array, given: Array | None = None) -> Wei
     )
 
 
-def grouped(table: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Equal rows of numbers `(rows, column)`: the first of each, in an order of its own.
+def grouped(parts: Sequence[Array], weights: Array) -> tuple[Array, Array, Array]:
+    """Equal rows of the numbers `(rows, column)` side by side: the first of each, in their order.
 
     Also the place of each row among these, `(rows,)`, and how often each counts.
     """
-    table = np.ascontiguousarray(table) + 0.0  # no −0
+    table = np.empty((len(weights), sum(part.shape[1] for part in parts)))
+    np.concatenate(parts, 1, out=table)
+    table += 0.0  # no −0
     keys = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1]))).ravel()
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    # np.unique keeps the first of equal rows, and bincount adds in the order of the table: sorted
-    # weights make the sums independent of that order.
-    order = np.argsort(weights, kind="stable")
-    return first, group, np.bincount(group[order], weights[order], first.size)
+    # As np.unique does, which holds a second table for it: equal ones are neighbours, in the order
+    # of the table.
+    order = keys.argsort(kind="stable")
+    is_new = np.ones(len(keys), bool)
+    for start in range(1, len(keys), _AT_ONCE):
+        here = order[start : start + _AT_ONCE]
+        before = order[start - 1 : start - 1 + len(here)]
+        is_new[start : start + len(here)] = keys[here] != keys[before]
+    group = np.empty(len(keys), np.intp)
+    group[order] = is_new.cumsum() - 1
+    first = order[is_new]
+    # bincount adds in the order of the table: sorted weights make the sums independent of it.
+    by_weight = np.argsort(weights, kind="stable")
+    return first, group, np.bincount(group[by_weight], weights[by_weight], first.size)
 
 
 def numbers(x: Array) -> list[int]:
@@ -246,13 +258,16 @@ class Scalings:
     inputs: Scaling
     targets: Scaling | None  # none for classes
 
-    def x(self, x: Array, model: UDN) -> torch.Tensor:
-        """Inputs, `(rows, feature)`, in double precision or as integers."""
-        scaled = torch.from_numpy(np.ascontiguousarray(self.inputs.apply(x)))
-        return scaled.long() if model.layers.integer_inputs else scaled
+    def x(self, x: Array, model: UDN, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Inputs, `(rows, feature)`, in this precision or as integers."""
+        found = torch.empty(x.shape, dtype=torch.long if model.layers.integer_inputs else dtype)
+        for start in range(0, len(x), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            found[part] = torch.from_numpy(self.inputs.apply(x[part]))
+        return found
 
     def tensors(
-        self, rows: WeightedRows, model: UDN
+        self, rows: WeightedRows, model: UDN, dtype: torch.dtype = torch.float64
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Inputs, targets and weights, as `unbounded.fit` takes them; rows on disk stay there."""
         on_disk: Any = getattr(rows, "bound", None)
@@ -261,4 +276,4 @@ class Scalings:
         y = rows.y if self.targets is None else self.targets.apply(rows.y)
         # No weights where every row counts once: the common case is spared a product.
         weights = None if (rows.weights == 1).all() else torch.from_numpy(rows.weights)
-        return self.x(rows.x, model), torch.from_numpy(np.ascontiguousarray(y)), weights
+        return self.x(rows.x, model, dtype), torch.from_numpy(np.ascontiguousarray(y)), weights
