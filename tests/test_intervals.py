@@ -230,10 +230,12 @@ def test_steps_go_with_the_rows(rows):
         batches = -(-rows // choose_batch_size("auto", rows))
         return batches * choose_epochs("auto", "auto", rows, wanted), batches
 
-    for wanted, least, most, each in ((CLASSES, 900, 6000, 1.0), (NUMBERS, 600, 18_000, 1.3)):
+    rules = (CLASSES, 900, 6000, 1.0, 120), (NUMBERS, 600, 18_000, 1.3, 200)
+    for wanted, least, most, each, epochs in rules:
         steps, of_an_epoch = taken(wanted)
         expected = min(max(each * rows, least), most)
-        assert min(expected, 200 * of_an_epoch) <= steps < expected + of_an_epoch + 1
+        assert min(expected, epochs * of_an_epoch) <= steps < expected + of_an_epoch + 1
+        assert steps <= epochs * of_an_epoch
 
 
 def test_quality_says_how_much():
