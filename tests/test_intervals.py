@@ -230,7 +230,7 @@ def test_steps_go_with_the_rows(rows):
         batches = -(-rows // choose_batch_size("auto", rows))
         return batches * choose_epochs("auto", "auto", rows, wanted), batches
 
-    rules = (CLASSES, 900, 6000, 1.0, 120), (NUMBERS, 600, 18_000, 1.3, 200)
+    rules = (CLASSES, 700, 6000, 1.0, 120), (NUMBERS, 600, 18_000, 1.3, 200)
     for wanted, least, most, each, epochs in rules:
         steps, of_an_epoch = taken(wanted)
         expected = min(max(each * rows, least), most)

@@ -16,7 +16,7 @@ class Steps(NamedTuple):
 
 NUMBERS = Steps(1.3, 600, 18000)
 """Where targets are numbers: the error of smooth ones falls as long as there are steps."""
-CLASSES = Steps(1.0, 900, 6000, most_epochs=120)
+CLASSES = Steps(1.0, 700, 6000, most_epochs=120)
 """Of few rows classes are soon learnt by heart."""
 MIN_EPOCHS = 10
 PATIENCE = 5
