@@ -247,19 +247,21 @@ def _by_depth(rows: list[dict[str, Any]], score: str, heading: str) -> Iterator[
     for which in sets:
         values = [means.of(which, name, score) for name in ("UDN", *depths)]
         best = depths[int(np.nanargmin(values[1:]))]
+        there = [d for d, value in zip(depths, values[1:], strict=True) if not math.isnan(value)]
         found = [
-            {name: means.values[which, name, split] for name in ("UDN", *depths)}
+            {name: means.values[which, name, split] for name in ("UDN", *there)}
             for split in means.splits
-            if all((which, name, split) in means.values for name in ("UDN", *depths))
+            if all((which, name, split) in means.values for name in ("UDN", *there))
         ]
         apart = in_hindsight.add([(one["UDN"][score], one[best][score]) for one in found])
         cells = [which, *_marked(values), apart, "–", "–"]
-        if all("held_out" in one[name] for one in found for name in depths):
-            chosen = [min(depths, key=lambda name: one[name]["held_out"]) for one in found]
+        if all("held_out" in one[name] for one in found for name in there):
+            chosen = [min(there, key=lambda name: one[name]["held_out"]) for one in found]
             errors = [one[name][score] for one, name in zip(found, chosen, strict=True)]
             pairs = [(one["UDN"][score], e) for one, e in zip(found, errors, strict=True)]
             cells[-2:] = [f"{np.mean(errors):.4g}", searched.add(pairs)]
-            ratios.append(max(values[0], _LEAST) / max(float(np.mean(errors)), _LEAST))
+            if len(found) > 1:
+                ratios.append(max(values[0], _LEAST) / max(float(np.mean(errors)), _LEAST))
         lines.append(f"| {' | '.join(cells)} |")
     if in_hindsight.several:
         lines += ["", f"As good as the best depth in hindsight: {in_hindsight}."]

@@ -125,6 +125,14 @@ def test_tables_compare_with_the_depth_that_a_search_takes():
     assert "| made | 2 | 3 | **1.5** | +0.5, ± 0.5 | 2.5 | -0.5, ± 0.5 |" in text
     assert "As good as the best depth in hindsight: 1 of 1 sets" in text
     assert "held-out rows choose: 1 of 1 sets with several splits; 0.800 times its error." in text
+    # A set that lacks a depth goes by those that it has; one split counts for no ratio.
+    other = [
+        _fitted("other", 0, "UDN", 9.0, held_out=1.0),
+        _fitted("other", 0, "depth 1", 1.0, held_out=1.0),
+    ]
+    text = tables.table([*found, *other])
+    assert "| other | 9 | **1** | – | +8, one split | 1 | +8, one split |" in text
+    assert "held-out rows choose: 1 of 1 sets with several splits; 0.800 times its error." in text
     for row in found:
         row.pop("held_out")
     assert "| +0.5, ± 0.5 | – | – |" in tables.table(found)

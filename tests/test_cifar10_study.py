@@ -1204,6 +1204,7 @@ def test_steps_of_some_classes_are_as_many():
     assert pytest.approx(48_000 // 512, rel=0.02) == 9600 // 104
     assert pair.batch_size(Recipe(batch_size=512), 9600) == 512
     assert pair.batch_size(recipe, 50) == 50
+    assert pair.batch_size(Recipe(batch_size=16, equal_steps=True), 9600) == 8
     for run, factor in ((pair, 0.2**0.5), (whole, 1.0)):
         model = run.build(recipe, 3, 2)
         optimizer = run.fitting(model, recipe, 9600)["optimizer"]
@@ -1214,6 +1215,11 @@ def test_runs_on_all_classes_do_not_look_at_what_is_for_some(tmp_path, trainer, 
     words = ("--models", "5", "--classes", "all", "--seeds", "1")
     assert reproduce(tmp_path, *words) == 0
     assert reproduce(tmp_path, *words, "--set", "equal_steps=True", "--resume") == 0
+    trainer.before = lambda run: True  # an unfinished one no more than a finished one
+    cut = ("--models", "10", "--classes", "all", "--seeds", "1", "--minutes", "3")
+    assert reproduce(tmp_path, *cut) == 0
+    assert reproduce(tmp_path, *cut, "--set", "equal_steps=True", "--resume") == 0
+    trainer.before = lambda run: False
     some = ("--models", "5", "--classes", "cat,dog", "--seeds", "1")
     assert reproduce(tmp_path, *some) == 0
     assert reproduce(tmp_path, *some, "--set", "equal_steps=True", "--resume") == 2

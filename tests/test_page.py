@@ -216,7 +216,13 @@ def stub(model: TableModel, best: int, scores: list[float], **options) -> Simple
         {"epoch": i + 1, "lr": 0.005, name: score, "depth_mean": last}
         for i, score in enumerate(scores)
     ]
-    estimator = {"depth": None, "preset": "tables", "stopped_": "epochs", "depth_mean_": 3.3}
+    estimator = {
+        "depth": None,
+        "layers": None,
+        "preset": "tables",
+        "stopped_": "epochs",
+        "depth_mean_": 3.3,
+    }
     estimator |= {"quality": "default", "members_": [None], "_apart": False}
     estimator |= {"history_": History(rows), "best_epoch_": best, "n_iter_": len(rows), **options}
     return SimpleNamespace(estimator=SimpleNamespace(**estimator), target=model.target)

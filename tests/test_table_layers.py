@@ -231,6 +231,10 @@ def test_knots_of_a_file_are_checked(bad):
         check_part("layers")(described, "layers")
 
 
+def _classes_of(kind):
+    return {"classes": [0, 1]} if kind is ub.UDNClassifier else {}
+
+
 @pytest.mark.parametrize(
     ("kind", "start", "price"),
     [(ub.UDNRegressor, (3.0, 2.0), 1.0), (ub.UDNClassifier, (1.0, 1.0), 0.5)],
@@ -250,5 +254,14 @@ def test_classes_begin_with_fewer_layers_than_numbers(monkeypatch, kind, start, 
     assert set(seen) == {(*start, price)}
     family = PRESETS["tables"].start(is_classes=kind is ub.UDNClassifier)
     assert (float(family.place), float(family.spread)) == pytest.approx(start)
+    seen.clear()
+    own = kind(random_state=0, epochs=1, n_members=1, layers=lambda i, o: ub.Dense(i, 4, o))
+    own.fit(x, (x[:, 0] > 0) + 0)
+    assert set(seen) == {(*ub.Dense.reference, 1.0)}  # layers of one's own say where depth begins
+    # Where nothing can add a layer, classes begin as numbers do.
+    alone = kind(random_state=0, epochs=1, validation_fraction=0.0).fit(x, (x[:, 0] > 0) + 0)
+    further = kind(random_state=0).partial_fit(x, (x[:, 0] > 0) + 0, **_classes_of(kind))
+    for model in (alone, further):
+        assert model.depth_mean_ == pytest.approx(float(ub.TruncatedNormal(3.0, 2.0).mean()), 0.05)
     nested = kind().set_params(depth__spread=start[1] + 0.5)
     assert nested.get_params()["depth__place"] == pytest.approx(start[0])

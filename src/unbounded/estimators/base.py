@@ -23,6 +23,7 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.building import (
+    as_classes,
     build,
     check_arguments,
     check_members,
@@ -86,7 +87,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             truncated Poisson whose λ follows the gradient of 𝓛, plain layers).
         width: size of every hidden state.
         epochs: passes over the training rows at most. "auto": 10 to 200, for 1.3 steps a row, but
-            600 to 18000; for classes one a row, but 900 to 6000.
+            600 to 18000; for classes 10 to 120, for one a row, but 700 to 6000.
         batch_size: rows a step. "auto": a power of two near 2√rows, from 32 to 1024.
         lr: rate of the weights. "auto": the preset's. In the preset "paper" λ learns at a
             tenth of it.
@@ -281,9 +282,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         are many. A further network is to be built, and sees its rows, `like` those before.
         """
         columns: dict[str, Any] | None = None
+        validates = held is not None and len(held.x) > 0
         if like is not None and like.columns is not None:
             scalings, columns = like.scalings, like.columns
-            models = [self._build(train.x, size, seed, columns)]
+            models = [self._build(train.x, size, seed, columns, validates)]
         elif self._goes_on():
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
@@ -296,7 +298,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
 
                 def tried(some: dict[str, Any]) -> TrainedModels:
-                    lone = [self._build(train.x, size, seed, some)]
+                    lone = [self._build(train.x, size, seed, some, validates)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
                     return TrainedModels(lone, scalings, short)
 
@@ -305,7 +307,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     return cut
                 clock = Clock(clock.left, clock.epochs)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one, columns) for one in seeds]
+            models = [self._build(train.x, size, one, columns, validates) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -347,7 +349,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             "schedule": partial(annealing_factor, epochs=epochs) if anneal else None,
             "callbacks": callbacks,
             **recipe.fitting(
-                models[0].depth, infers and validation is not None, clock.done, of_classes
+                models[0].depth, infers and validation is not None, clock.done, as_classes(self)
             ),
         }
         data = scalings.tensors(train, models[0], models[0].anchor.dtype)
@@ -437,8 +439,10 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
 
-    def _build(self, x: Array, size: int, seed: int, columns: dict[str, Any]) -> UDN:
-        return build(self, x, size, seed, columns)
+    def _build(
+        self, x: Array, size: int, seed: int, columns: dict[str, Any], validates: bool
+    ) -> UDN:
+        return build(self, x, size, seed, columns, validates)
 
     # scikit-learn
 

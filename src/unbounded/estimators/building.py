@@ -182,9 +182,18 @@ def shown(estimator: "UDNEstimator", rows: WeightedRows, scaling: Scaling) -> di
 
 
 def build(
-    estimator: "UDNEstimator", x: Array, size: int, seed: int, columns: dict[str, Any]
+    estimator: "UDNEstimator",
+    x: Array,
+    size: int,
+    seed: int,
+    columns: dict[str, Any],
+    validates: bool,
 ) -> UDN:
-    """A model for rows `x` and `size` classes or targets; `columns` is what `shown` gives."""
+    """A model for rows `x` and `size` classes or targets.
+
+    `columns` is what `shown` gives. Classes begin with few layers where held-out rows are there to
+    add some (`validates`).
+    """
     likelihood = copy.deepcopy(estimator.likelihood)
     if likelihood is None:
         likelihood = estimator._default_likelihood(size)
@@ -196,7 +205,7 @@ def build(
         layers,
         likelihood,
         # Copies: training moves λ, and the arguments stay as they were given.
-        recipe.start(is_classifier(estimator))
+        recipe.start(validates and as_classes(estimator))
         if estimator.depth is None
         else copy.deepcopy(estimator.depth),
         copy.deepcopy(estimator.depth_prior),
@@ -204,6 +213,11 @@ def build(
         seed=seed,
     )
     return model.to(resolve_device(estimator.device))
+
+
+def as_classes(estimator: "UDNEstimator") -> bool:
+    """Whether the preset's start and rule for classes are meant; own layers have their own."""
+    return is_classifier(estimator) and estimator.layers is None
 
 
 def _layers(

@@ -70,7 +70,7 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
         scalings = estimator._scalings(rows)
         columns = shown(estimator, rows, scalings.inputs)
         seeds = member_seeds(int(rng.randint(2**31 - 1)), estimator._count)
-        models = [estimator._build(rows.x, size, one, columns) for one in seeds]
+        models = [estimator._build(rows.x, size, one, columns, False) for one in seeds]
         none = Training(History(), 0, "partial_fit")
         estimator._keep(TrainedModels(models, scalings, none), 0)
         estimator.refit_history_ = None

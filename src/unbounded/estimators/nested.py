@@ -19,6 +19,7 @@ class NestedParameters(BaseEstimator):
     """An estimator whose parts' arguments can be read and set by name."""
 
     preset: str
+    layers: Any
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The arguments; with `deep` those of the parts as well: `depth__rate`, …"""
@@ -42,7 +43,7 @@ class NestedParameters(BaseEstimator):
         for name, values in inner.items():
             found = getattr(self, name)
             if found is None and name == "depth":
-                found = preset(self.preset).start(is_classifier(self))
+                found = preset(self.preset).start(is_classifier(self) and self.layers is None)
             setattr(self, name, replaced(found, name, values))
         return self
 

@@ -97,7 +97,9 @@ def _run(
         spiral(omega, _ROWS, part=part, seed=seed) for part in ("train", "validation", "test")
     )
     chosen = preset(recipe)
-    model = UDN(chosen.layers(2, WIDTH, 2), Categorical(2), chosen.family(), seed=seed)
+    model = UDN(
+        chosen.layers(2, WIDTH, 2), Categorical(2), chosen.start(is_classes=True), seed=seed
+    )
     show(
         f"Fitting an unbounded-depth network to {_ROWS:,} points of two spiral arms "
         f"(ω = {omega:g}).\n{_beginning(model, chosen)}; {count_of(epochs, 'epoch')}, "
@@ -112,7 +114,7 @@ def _run(
         schedule=partial(_cosine, epochs),
         depth_schedule=None if chosen.rule else lambda epoch: 1.0,
         progress=progress,
-        **chosen.fitting(model.depth, validates=True),
+        **chosen.fitting(model.depth, validates=True, is_classes=True),
     )
     x, y = test
     prediction = predict(model, x)

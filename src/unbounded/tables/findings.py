@@ -65,7 +65,8 @@ def depth_moved(model: "TableModel") -> str:
     estimator = model.estimator
     family: Any = estimator.depth
     if family is None:
-        family = preset(estimator.preset).start(model.target.is_classes)
+        own = estimator.layers is not None or _validation(model) is None
+        family = preset(estimator.preset).start(model.target.is_classes and not own)
     start, end = float(family.mean()), float(estimator.depth_mean_)
     best, epochs = estimator.best_epoch_, estimator.n_iter_
     if abs(end - start) >= _MOVED:

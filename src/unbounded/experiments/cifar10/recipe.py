@@ -345,8 +345,9 @@ class CifarRun:
 
     def batch_size(self, recipe: Recipe, rows: int) -> int:
         """Of so many images, those of a step."""
-        whole = round(recipe.batch_size * self.share(recipe) / _FULL) * _FULL
-        return min(whole if self.share(recipe) < 1 else recipe.batch_size, rows)
+        share = self.share(recipe)
+        part = max(1, round(recipe.batch_size * share / _FULL)) * _FULL
+        return min(part if share < 1 else recipe.batch_size, rows)
 
     def epochs(self, recipe: Recipe) -> int:
         """How many passes it makes over its images."""

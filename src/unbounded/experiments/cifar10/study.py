@@ -76,7 +76,8 @@ class Study:
                 result = records.read_json(path)
                 self._compare(path, result["recipe"], ignored_by(result["run"]))
             elif note.is_file():
-                self._compare(path, records.read_json(note), ignored("udn"))
+                unseen = ignored("udn", some="-all-" not in path.stem)  # as `CifarRun.name` says
+                self._compare(path, records.read_json(note), unseen)
         if begun and not resume and not again:
             raise StudyError(
                 f"{self.folder} has {len(begun)} of the {len(self.runs)} runs already, such as "
