@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 import unbounded as ub
 from helpers import classes, classifier
 from unbounded.engines.member import Terms
-from unbounded.estimators import base, rows
+from unbounded.estimators import ensemble, rows
 from unbounded.estimators.rows import Scaling, Scalings, WeightedRows, grouped
 from unbounded.steps.batches import ArrayBatches, as_inputs
 from unbounded.training import Callback
@@ -119,7 +119,7 @@ def test_no_copy_of_a_large_table_outlives_its_training(monkeypatch, kind):
         kind(random_state=0, epochs=2, width=8).fit(x, y)
         assert after[0] > 0  # of a small one the collector has to come by
         after.clear()
-        monkeypatch.setattr(base, "_LARGE", 100)
+        monkeypatch.setattr(ensemble, "_LARGE", 100)
         gc.collect()
         kind(random_state=0, epochs=2, width=8).fit(x, y)
     finally:

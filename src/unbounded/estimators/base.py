@@ -1,7 +1,6 @@
 """What both estimators share: from a table to `unbounded.fit`, and from rows to predictions."""
 
 import copy
-import gc
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,8 +63,6 @@ from unbounded.model import UDN
 from unbounded.priors import DepthPrior, WeightPrior
 from unbounded.training import preset
 from unbounded.training.callbacks import Callback
-
-_LARGE = 10_000_000  # numbers in a table, of which no copy is to stay longer than needed
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -285,7 +282,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         validates = held is not None and len(held.x) > 0
         if like is not None and like.columns is not None:
             scalings, columns = like.scalings, like.columns
-            models = [self._build(train.x, size, seed, columns, validates)]
+            models = [build(self, train.x, size, seed, columns, validates)]
         elif self._goes_on():
             scalings = self._scalings_before()
             models = copy.deepcopy(self.members_)
@@ -298,7 +295,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
             elif columns.get("steps") and held is not None and can_decide(len(held.x), clock):
 
                 def tried(some: dict[str, Any]) -> TrainedModels:
-                    lone = [self._build(train.x, size, seed, some, validates)]
+                    lone = [build(self, train.x, size, seed, some, validates)]
                     short = self._by_recipe(lone, train, held, scalings, clock.part(TRIAL), True)
                     return TrainedModels(lone, scalings, short)
 
@@ -307,7 +304,7 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
                     return cut
                 clock = Clock(clock.left, clock.epochs)
             seeds = member_seeds(seed, self._count)
-            models = [self._build(train.x, size, one, columns, validates) for one in seeds]
+            models = [build(self, train.x, size, one, columns, validates) for one in seeds]
         for model, before in zip(models, found, strict=False):
             if isinstance(model.depth, TruncatedNormal):
                 model.depth.load_state_dict(before.depth.state_dict())
@@ -355,11 +352,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
         data = scalings.tensors(train, models[0], models[0].anchor.dtype)
         with threads(self, models[0], options["batch_size"]):
             training = Training.by_fit(models, data, **options)
-        if isinstance(train.x, np.ndarray) and train.x.size > _LARGE:
-            # A trainer and its engine know each other, and would keep their rows for a while.
-            del data, validation
-            options.clear()
-            gc.collect()
         if clock.is_over:
             training = training._replace(stopped="time")
         elif training.stopped == "callback":
@@ -438,11 +430,6 @@ class UDNEstimator(Predictor, Savable, NestedParameters):
     def _scalings_before(self) -> Scalings:
         """Those of the models there are."""
         return Scalings(self.input_scaling_, getattr(self, "target_scaling_", None))
-
-    def _build(
-        self, x: Array, size: int, seed: int, columns: dict[str, Any], validates: bool
-    ) -> UDN:
-        return build(self, x, size, seed, columns, validates)
 
     # scikit-learn
 

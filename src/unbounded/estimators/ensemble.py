@@ -1,5 +1,6 @@
 """Several models as one: their seeds, their training and their depths."""
 
+import gc
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from unbounded.model import UDN
 from unbounded.training import FitResult, History, NonFiniteError, TrainingWarning, fit
 
 Floats = NDArray[np.float64]
+
+_LARGE = 10_000_000  # numbers in a table, of which no copy is to stay longer than needed
 
 
 def average_probs(probs: Sequence[Floats]) -> Floats:
@@ -77,6 +80,8 @@ class Training(NamedTuple):
             if error.result is None or error.result.best_score is None:
                 raise
             found = error.result
+        if isinstance(data, tuple) and data[0].numel() > _LARGE:
+            gc.collect()  # a trainer and its engine know each other, and would keep their rows
         results = found if isinstance(found, list) else [found]
         training = cls.of(results)
         if any(result.stopped == "diverged" for result in results):

@@ -8,7 +8,7 @@ import torch
 from sklearn.utils import check_random_state
 
 from unbounded.estimators.auto import choose_batch_size
-from unbounded.estimators.building import check_arguments, shown, threads
+from unbounded.estimators.building import build, check_arguments, shown, threads
 from unbounded.estimators.ensemble import TrainedModels, Training, member_seeds
 from unbounded.estimators.rows import Array, WeightedRows, merge
 from unbounded.model import UDN
@@ -70,7 +70,7 @@ def train_further(estimator: "UDNEstimator", x: Any, y: Array, weights: Array, s
         scalings = estimator._scalings(rows)
         columns = shown(estimator, rows, scalings.inputs)
         seeds = member_seeds(int(rng.randint(2**31 - 1)), estimator._count)
-        models = [estimator._build(rows.x, size, one, columns, False) for one in seeds]
+        models = [build(estimator, rows.x, size, one, columns, False) for one in seeds]
         none = Training(History(), 0, "partial_fit")
         estimator._keep(TrainedModels(models, scalings, none), 0)
         estimator.refit_history_ = None
