@@ -21,6 +21,7 @@ from unbounded import devices, growth, interrupts
 from unbounded.cli import main
 from unbounded.depth import TruncatedConwayMaxwell, TruncatedPoisson
 from unbounded.engines import Eager, Graphs, Stacked
+from unbounded.estimators import base
 from unbounded.growth import TooDeepError
 from unbounded.layers import CustomLayers
 from unbounded.training import Callback, NonFiniteError, TrainingWarning, make_optimizer, step
@@ -517,7 +518,7 @@ MOMENTS = {
     "first epoch": ("unbounded.training.trainer", "Trainer._epoch", 1, False),
     "third epoch": ("unbounded.training.trainer", "Trainer._epoch", 3, True),
     "last epoch": ("unbounded.training.trainer", "Trainer._epoch", 6, True),
-    "building": ("unbounded.estimators.base", "UDNEstimator._build", 2, True),
+    "building": ("unbounded.estimators.base", "build", 2, True),
     "refit": ("unbounded.training.trainer", "Trainer._epoch", 8, True),
     "saving": ("unbounded.tables.model", "TableModel.save", 1, True),
     "scoring": ("unbounded.tables.model", "ScoreCollector.add", 1, True),
@@ -602,17 +603,17 @@ def test_the_command_keeps_the_best_model_where_memory_ends(table, tmp_path, cap
     monkeypatch.setattr(
         devices, "free_memory", lambda device: 0 if asked.append(1) or len(asked) > 2 else 2**40
     )
-    original = ub.UDNClassifier._build
+    original = base.build
 
-    def build(self, *arguments):
-        model = original(self, *arguments)
+    def build(*arguments):
+        model = original(*arguments)
         model.depth_prior = ub.PoissonDepth(300.0)
         with torch.no_grad():
             model.depth.raw_rate.fill_(3.0)
         asked.clear()  # the next births are those of training
         return model
 
-    monkeypatch.setattr(ub.UDNClassifier, "_build", build)
+    monkeypatch.setattr(base, "build", build)
     out = tmp_path / "m.udn"
     words = ["fit", str(table), "--target", "kind", "--out", str(out), "--no-references", "-q"]
     words += ["--epochs", "40", "--patience", "40", "--width", "4", "--lr", "0.3", "--no-report"]
