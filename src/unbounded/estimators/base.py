@@ -22,7 +22,6 @@ from unbounded.estimators.auto import (
     choose_patience,
 )
 from unbounded.estimators.building import (
-    as_classes,
     build,
     check_arguments,
     check_members,
@@ -42,7 +41,7 @@ from unbounded.estimators.ensemble import (
 )
 from unbounded.estimators.frames import RawTable
 from unbounded.estimators.further import Learner
-from unbounded.estimators.nested import NestedParameters
+from unbounded.estimators.nested import NestedParameters, as_classes
 from unbounded.estimators.pace import SHARING, TRIAL, Clock, early_end, heeds_overfitting, quality
 from unbounded.estimators.predicting import Predictor
 from unbounded.estimators.rows import (

@@ -7,10 +7,9 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import is_classifier
 
 from unbounded.devices import one_thread, resolve_device
-from unbounded.estimators.nested import arguments
+from unbounded.estimators.nested import arguments, as_classes
 from unbounded.estimators.pace import quality
 from unbounded.estimators.rows import (
     Array,
@@ -213,11 +212,6 @@ def build(
         seed=seed,
     )
     return model.to(resolve_device(estimator.device))
-
-
-def as_classes(estimator: "UDNEstimator") -> bool:
-    """Whether the preset's start and rule for classes are meant; own layers have their own."""
-    return is_classifier(estimator) and estimator.layers is None
 
 
 def _layers(

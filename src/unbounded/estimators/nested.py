@@ -43,9 +43,14 @@ class NestedParameters(BaseEstimator):
         for name, values in inner.items():
             found = getattr(self, name)
             if found is None and name == "depth":
-                found = preset(self.preset).start(is_classifier(self) and self.layers is None)
+                found = preset(self.preset).start(as_classes(self))
             setattr(self, name, replaced(found, name, values))
         return self
+
+
+def as_classes(estimator: NestedParameters) -> bool:
+    """Whether the preset's start and rule for classes are meant; own layers have their own."""
+    return bool(is_classifier(estimator)) and estimator.layers is None
 
 
 def arguments(part: Any) -> dict[str, Any]:
